@@ -1,0 +1,16 @@
+"""exp(t(U Vᴴ − V Uᴴ)) B for tall U and V: linear cost, certified orthogonality."""
+
+from . import verify
+from ._version import __version__
+from .skew import LowRankSkew, expm_multiply, skew_expm_multiply
+from .unitary import Certificate, LowRankUnitary
+
+__all__ = [
+    "Certificate",
+    "LowRankSkew",
+    "LowRankUnitary",
+    "__version__",
+    "expm_multiply",
+    "skew_expm_multiply",
+    "verify",
+]

@@ -1,0 +1,248 @@
+"""From factors to a solved exponential: the route, the passes, the core; nothing checks here
+what callers pass except what only the passes can see (NaN, infinity, overflow)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _inputs, core
+from .core.certificate import ERROR_FACTOR
+from .passes import Frame
+from .passes.basis import balanced, cholesky, first_nonfinite, robust_basis
+from .passes.numpy_passes import accumulate, update
+
+# The certificate beyond which "auto" redoes an element by "qr", in units of √m u.
+TRUST = 64.0
+# A pivot of the Gram matrix scaled to unit diagonal above which its Cholesky factor is as good as R.
+WELL_CONDITIONED = 1e-4
+
+
+class Solution(NamedTuple):
+    """A solved exponential I + F C Fᴴ; `frame` None is the identity, G None its Gram matrix."""
+
+    frame: Frame | None
+    G: np.ndarray | None
+    C: np.ndarray
+    T: np.ndarray | None
+    route: np.ndarray
+    order: int
+    squarings: int
+    bound: np.ndarray
+    size: np.ndarray
+
+
+def solve(
+    U: np.ndarray,
+    V: np.ndarray,
+    B: np.ndarray | None,
+    t: np.ndarray,
+    method: str,
+    real: np.dtype,
+    G: np.ndarray | None = None,
+) -> Solution:
+    """The exponential of t(U Vᴴ − V Uᴴ) in precision `real`, with T = FᴴB if B is given.
+
+    `t` has no batch axes; a grid leads.
+    """
+    n, r = U.shape[-2:]
+    dtype = _inputs.with_kind(real, U, V)
+    with np.errstate(over="ignore"):
+        ts = t.astype(real)
+    if method in ("auto", "qr", "direct") and (n <= 2 * r or method == "direct"):
+        return _direct(U, V, B, ts, "direct" if method == "auto" else method, dtype)
+    frame = Frame((U, V))
+    T = None
+    if G is None:
+        G, T = accumulate(frame, B, dtype)
+    elif B is not None:
+        _, T = accumulate(frame, B, dtype, gram=False)
+    assert G is not None
+    frame, G, T = in_range(frame, G, T, B, ts, dtype)
+    ts = ts.reshape(ts.shape + (1,) * (G.ndim - 2)) if ts.ndim else ts
+    size = _size(np.diagonal(G, axis1=-2, axis2=-1).real)
+    if method == "qr":
+        return _by_qr(frame, G, B, ts, dtype, size, np.ones(G.shape[:-2], bool))
+    c = core.skew(G, ts)
+    gram = Solution(frame, G, c.C, T, np.asarray("gram"), c.order, c.squarings, c.bound, size)
+    if method == "gram":
+        return gram
+    doubtful = ~(c.bound <= TRUST * math.sqrt(2 * r) * np.finfo(real).eps / 2)
+    if ts.ndim:
+        doubtful = doubtful.any(axis=0)
+    return _by_qr(frame, G, B, ts, dtype, size, doubtful) if doubtful.any() else gram
+
+
+def _direct(
+    U: np.ndarray, V: np.ndarray, B: np.ndarray | None, t: np.ndarray, route: str, dtype: np.dtype
+) -> Solution:
+    """The route without a frame: the n × n matrix itself."""
+    U, V = U.astype(dtype, copy=False), V.astype(dtype, copy=False)
+    with np.errstate(over="ignore", invalid="ignore"):
+        M = U @ np.conj(np.matrix_transpose(V))
+        W = M - np.conj(np.matrix_transpose(M))
+    if not np.isfinite(W).all():
+        explain(("U", U), ("V", V))
+    if B is not None:
+        _check(("B", B))
+    size = _size(_lengths_squared(U, V))
+    ts = t.reshape(t.shape + (1,) * (W.ndim - 2)) if t.ndim else t
+    c = core.skew(None, ts, W)
+    return Solution(None, None, c.C, B, np.asarray(route), c.order, c.squarings, c.bound, size)
+
+
+def _lengths_squared(U: np.ndarray, V: np.ndarray) -> np.ndarray:
+    """The squared column lengths of [U V] in double precision."""
+    with np.errstate(over="ignore"):
+        parts = [(np.abs(a).astype(np.float64) ** 2).sum(axis=-2) for a in (U, V)]
+    batch = np.broadcast_shapes(parts[0].shape, parts[1].shape)
+    return np.concatenate([np.broadcast_to(a, batch) for a in parts], axis=-1)
+
+
+def _by_qr(
+    frame: Frame,
+    G: np.ndarray,
+    B: np.ndarray | None,
+    t: np.ndarray,
+    dtype: np.dtype,
+    size: np.ndarray,
+    wanted: np.ndarray,
+) -> Solution:
+    """The route through a well-conditioned frame, for the wanted elements of the batch."""
+    basis = robust_basis(frame, G, B, dtype, wanted)
+    r = G.shape[-1] // 2
+    M = basis.R[..., :r] @ np.conj(np.matrix_transpose(basis.R[..., r:]))
+    c = core.skew(basis.G, t, M - np.conj(np.matrix_transpose(M)))
+    route = np.where(wanted, "qr", "gram")
+    return Solution(
+        basis.frame, basis.G, c.C, basis.T, route, c.order, c.squarings, c.bound, size
+    )
+
+
+def _size(lengths_squared: np.ndarray) -> np.ndarray:
+    """(Σ ‖uⱼ‖²‖vⱼ‖²)^½, which with |t| measures how much rounding in S can matter."""
+    d = np.sqrt(lengths_squared.astype(np.float64))
+    r = d.shape[-1] // 2
+    return np.linalg.norm(d[..., :r] * d[..., r:], axis=-1)
+
+
+def in_range(
+    frame: Frame,
+    G: np.ndarray,
+    T: np.ndarray | None,
+    B: np.ndarray | None,
+    t: np.ndarray,
+    dtype: np.dtype,
+) -> tuple[Frame, np.ndarray, np.ndarray | None]:
+    """Frame, G and T such that no square over- or underflowed in a way that matters.
+
+    Squares of column lengths leave the exponent range before the columns do; then the columns
+    are balanced by powers of two where the passes read them.
+    """
+    if G.size and not _squares_fit(G, t):
+        frame = balanced(frame, dtype)
+        G, T = accumulate(frame, B, dtype)
+        assert G is not None
+        if not np.isfinite(G).all():
+            explain(("U", frame.columns[0]), ("V", frame.columns[1]))
+    if T is not None:
+        require_finite(T, ("B", B))
+    return frame, G, T
+
+
+def _squares_fit(G: np.ndarray, t: np.ndarray) -> bool:
+    """Whether the squared column lengths are finite, not huge, and small only where harmless."""
+    d = np.diagonal(G, axis1=-2, axis2=-1).real
+    top = np.finfo(G.dtype).maxexp
+    largest, smallest = float(d.max()), float(d.min())
+    if not largest < 2.0 ** (0.75 * top):
+        return False
+    if smallest > 2.0 ** (-0.75 * top):
+        return bool(np.isfinite(G).all())
+    reach = max(largest, 2.0**-top) * float(np.abs(t).max(initial=0.0)) ** 2
+    return reach <= 2.0 ** (0.75 * top - 2 * np.finfo(G.dtype).nmant - 14)
+
+
+def require_finite(T: np.ndarray, *operands: tuple[str, Any]) -> None:
+    """Raise, with a reason, unless a product of the operands is finite and has seen them all."""
+    if not T.size:
+        _check(*operands)
+    elif not np.isfinite(T).all():
+        explain(*operands)
+
+
+def orthonormal(
+    frame: Frame, G: np.ndarray, dtype: np.dtype
+) -> tuple[np.ndarray, np.ndarray]:
+    """A Gram matrix near the identity and R with X = F R, through a new basis where one is needed.
+
+    Where G is well-conditioned its own Cholesky factor serves, without another pass.
+    """
+    R, pivot = cholesky(G)
+    poor = ~(pivot > WELL_CONDITIONED)
+    if not poor.any():
+        return np.broadcast_to(np.eye(G.shape[-1], dtype=dtype), G.shape), R
+    basis = robust_basis(frame, G, None, dtype)
+    return basis.G, basis.R
+
+
+def explain(*operands: tuple[str, Any]) -> None:
+    """Raise for the operand that is not finite, or for a product that overflows."""
+    _check(*operands)
+    names = " and ".join(name for name, _ in operands)
+    raise ValueError(f"the products of {names} overflow; scale them down or use a wider dtype")
+
+
+def _check(*operands: tuple[str, Any]) -> None:
+    """Raise ValueError for the first operand with an entry that is not finite."""
+    for name, a in operands:
+        index = first_nonfinite(a)
+        if index is not None:
+            where = ", ".join(str(i) for i in index)
+            raise ValueError(f"{name}[{where}] is {a[index]}; all entries must be finite")
+
+
+def apply(
+    s: Solution,
+    C: np.ndarray,
+    B: np.ndarray,
+    out: np.ndarray,
+    T: np.ndarray | None = None,
+) -> None:
+    """out = (I + F C Fᴴ) B; out may be B."""
+    real = _inputs.real_part(out.dtype)
+    if s.frame is None:
+        if T is None:
+            _check(("B", B))
+        C = C.astype(_inputs.with_kind(real, C), copy=False)
+        out[...] = B + C @ B.astype(_inputs.with_kind(real, B), copy=False)
+        return
+    dtype = _inputs.with_kind(real, *s.frame.columns)
+    if T is None:
+        _, T = accumulate(s.frame, B, dtype, gram=False)
+        assert T is not None
+        require_finite(T, ("B", B))
+    if not s.frame.width:
+        out[...] = B
+        return
+    update(s.frame, C.astype(_inputs.with_kind(real, C), copy=False) @ T, B, dtype, out)
+
+
+def dense_frame(s: Solution, n: int) -> np.ndarray:
+    """F as a dense array."""
+    if s.frame is None:
+        batch = s.C.shape[:-2]
+        return np.broadcast_to(np.eye(n, dtype=s.C.dtype), (*batch, n, n)).copy()
+    p = s.C.shape[-1]
+    eye = np.broadcast_to(np.eye(p, dtype=s.C.dtype), (*s.frame.batch, p, p))
+    F = np.empty((*s.frame.batch, n, p), s.C.dtype)
+    return update(s.frame, eye, None, s.C.dtype, F)
+
+
+def error_bound(s: Solution, t: np.ndarray) -> np.ndarray:
+    """Bound the forward error ‖Q − exp(tS)‖₂ of a solution."""
+    u = np.finfo(s.C.dtype).eps / 2
+    ts = t.reshape(t.shape + (1,) * s.size.ndim) if t.ndim else t
+    return s.bound + ERROR_FACTOR * u * ts.astype(np.float64) * s.size

@@ -1,0 +1,44 @@
+"""Mathematics of m × m matrices: selection, φ₁, doubling, polish, certificate.
+
+Nothing in here knows the long axis.
+"""
+
+from __future__ import annotations
+
+from .._array import Array, is_numpy, namespace
+from . import exponential
+from .exponential import Core
+
+__all__ = ["Core", "general", "skew"]
+
+# Up to these sizes the compiled loops beat array operations (single matrices; batches).
+COMPILED_SINGLE = 32
+COMPILED_BATCH = 64
+
+
+def skew(G: Array | None, t: Array, W: Array | None = None) -> Core:
+    """The core of exp(t F W Fᴴ); t broadcasts against the batch and has no matrix axes."""
+    given = W if G is None else G
+    xp = namespace(given)
+    if given.shape[-1] == 0:
+        shape = xp.broadcast_arrays(t, xp.zeros(given.shape[:-2], dtype=t.dtype))[0].shape
+        return Core(xp.zeros((*shape, 0, 0), dtype=given.dtype), 3, 0, xp.zeros(shape))
+    if is_numpy(xp) and given.shape[-1] <= COMPILED_BATCH:
+        from .compiled import skew_cores
+
+        core = skew_cores(G, t, W)
+    else:
+        core = exponential.skew_core(G, t[..., None, None], W)
+    return _finite(core)
+
+
+def general(M: Array, t: Array) -> Core:
+    """The core of exp(t L Rᴴ) with M = RᴴL."""
+    return _finite(exponential.general_core(M, t[..., None, None]))
+
+
+def _finite(core: Core) -> Core:
+    """The core, unless its matrix was too large for its dtype."""
+    if core.squarings < 0:
+        raise ValueError("t·S overflows the dtype; scale t, U or V down, or use a wider dtype")
+    return core

@@ -1,0 +1,189 @@
+"""Compiled passes over rows, in real arithmetic: complex arrays come in as interleaved reals.
+
+A task is one block of rows of one batch element. Inside it, rows are packed transposed into a
+panel that stays in the first-level cache, where every product is a long vector operation. Sums
+are formed over one panel in the working precision, over panels and blocks in double precision.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._numba import jit
+
+# A panel row is 1 KiB whatever the precision; the padding keeps rows out of one cache set.
+PANEL_BYTES = 1024
+PAD = 8
+PANELS_PER_FLUSH = 32
+
+
+@jit
+def _pack(a, e, lo, rows, P, at):
+    """P[at + j, q] = a[e, lo + q, j], eight rows at a time."""
+    x = a[e]
+    even = rows - rows % 8
+    for q in range(0, even, 8):
+        x0, x1, x2, x3 = x[lo + q], x[lo + q + 1], x[lo + q + 2], x[lo + q + 3]
+        x4, x5, x6, x7 = x[lo + q + 4], x[lo + q + 5], x[lo + q + 6], x[lo + q + 7]
+        for j in range(x.shape[1]):
+            y = P[at + j]
+            y[q], y[q + 1], y[q + 2], y[q + 3] = x0[j], x1[j], x2[j], x3[j]
+            y[q + 4], y[q + 5], y[q + 6], y[q + 7] = x4[j], x5[j], x6[j], x7[j]
+    for q in range(even, rows):
+        for j in range(x.shape[1]):
+            P[at + j, q] = x[lo + q, j]
+
+
+@jit
+def _frame_rows(U, V, scale, factors, e, lo, rows, P):
+    """Rows of F = [U V] diag(scale) R₁⁻¹R₂⁻¹… into the first rows of P, transposed."""
+    r = U.shape[2]
+    m = r + V.shape[2]
+    _pack(U, min(e, U.shape[0] - 1), lo, rows, P, 0)
+    _pack(V, min(e, V.shape[0] - 1), lo, rows, P, r)
+    if scale.shape[0] > 0:
+        s = scale[min(e, scale.shape[0] - 1)]
+        for j in range(m):
+            for q in range(rows):
+                P[j, q] *= s[j]
+    for stage in range(factors.shape[0]):
+        R = factors[stage, min(e, factors.shape[1] - 1)]
+        for j in range(m):
+            y = P[j]
+            for i in range(j):
+                f, x = R[i, j], P[i]
+                for q in range(rows):
+                    y[q] -= f * x[q]
+            d = R[j, j]
+            for q in range(rows):
+                y[q] /= d
+
+
+@jit
+def _tile(P, i, j, rows, H):
+    """H[i:i+4, j:j+4] += P[i:i+4] @ P[j:j+4]ᵀ over one panel."""
+    a0, a1, a2, a3 = P[i], P[i + 1], P[i + 2], P[i + 3]
+    b0, b1, b2, b3 = P[j], P[j + 1], P[j + 2], P[j + 3]
+    z = P.dtype.type(0)
+    s00 = s01 = s02 = s03 = s10 = s11 = s12 = s13 = z
+    s20 = s21 = s22 = s23 = s30 = s31 = s32 = s33 = z
+    for q in range(rows):
+        s00 += a0[q] * b0[q]
+        s01 += a0[q] * b1[q]
+        s02 += a0[q] * b2[q]
+        s03 += a0[q] * b3[q]
+        s10 += a1[q] * b0[q]
+        s11 += a1[q] * b1[q]
+        s12 += a1[q] * b2[q]
+        s13 += a1[q] * b3[q]
+        s20 += a2[q] * b0[q]
+        s21 += a2[q] * b1[q]
+        s22 += a2[q] * b2[q]
+        s23 += a2[q] * b3[q]
+        s30 += a3[q] * b0[q]
+        s31 += a3[q] * b1[q]
+        s32 += a3[q] * b2[q]
+        s33 += a3[q] * b3[q]
+    for row, sums in (
+        (H[i], (s00, s01, s02, s03)),
+        (H[i + 1], (s10, s11, s12, s13)),
+        (H[i + 2], (s20, s21, s22, s23)),
+        (H[i + 3], (s30, s31, s32, s33)),
+    ):
+        row[j] += sums[0]
+        row[j + 1] += sums[1]
+        row[j + 2] += sums[2]
+        row[j + 3] += sums[3]
+
+
+@jit
+def accumulate_tasks(first, last, blocks, size, gram, U, V, scale, factors, B, partial):
+    """partial[task] = Fᵀ[F B] over the task's rows: upper tiles of FᵀF (if gram), all of FᵀB."""
+    n, m, k = U.shape[1], U.shape[2] + V.shape[2], B.shape[2]
+    m4, w4 = -(-m // 4) * 4, -(-m // 4) * 4 + -(-k // 4) * 4
+    panel = PANEL_BYTES // U.itemsize
+    P = np.zeros((w4, min(panel, n) + PAD), U.dtype)
+    H = np.zeros((m4, w4))
+    for task in range(first, last):
+        e, lo = task // blocks, (task % blocks) * size
+        hi = min(lo + size, n)
+        out = partial[task]
+        out[:] = 0
+        while lo < hi:
+            flush = min(lo + PANELS_PER_FLUSH * panel, hi)
+            H[:] = 0
+            while lo < flush:
+                rows = min(panel, flush - lo)
+                _frame_rows(U, V, scale, factors, e, lo, rows, P)
+                if k > 0:
+                    _pack(B, min(e, B.shape[0] - 1), lo, rows, P, m4)
+                for i in range(0, m4, 4):
+                    for j in range(i if gram else m4, w4, 4):
+                        _tile(P, i, j, rows, H)
+                lo += rows
+            for i in range(m):
+                if gram:
+                    for j in range(i, m):
+                        out[i, j] += H[i, j]
+                for j in range(k):
+                    out[i, m + j] += H[i, m4 + j]
+
+
+@jit
+def update_tasks(first, last, blocks, size, add, U, V, scale, factors, Z, B, out):
+    """out[g] = B + F Z[g] (F Z[g] unless add) over the rows of each task, for each g of a grid."""
+    n, m, k = U.shape[1], U.shape[2] + V.shape[2], Z.shape[3]
+    m4, k4 = -(-m // 4) * 4, -(-k // 4) * 4
+    panel = PANEL_BYTES // U.itemsize
+    P = np.zeros((m4, min(panel, n) + PAD), U.dtype)
+    Y = np.zeros((k4, min(panel, n) + PAD), U.dtype)
+    z = np.zeros((m4, k4), U.dtype)
+    for task in range(first, last):
+        e, start = task // blocks, (task % blocks) * size
+        b = min(e, B.shape[0] - 1)
+        for lo in range(start, min(start + size, n), panel):
+            rows = min(panel, min(start + size, n) - lo)
+            _frame_rows(U, V, scale, factors, e, lo, rows, P)
+            for g in range(Z.shape[0]):
+                z[:m, :k] = Z[g, e]
+                for c in range(0, k4, 4):
+                    _panel_product(P, z, c, rows, Y)
+                if add:
+                    _write(B[b], out[g, e], Y, lo, rows)
+                else:
+                    for q in range(rows):
+                        for c in range(k):
+                            out[g, e, lo + q, c] = Y[c, q]
+
+
+@jit
+def _panel_product(P, z, c, rows, Y):
+    """Y[c:c+4] = z[:, c:c+4]ᵀ P over one panel."""
+    y0, y1, y2, y3 = Y[c], Y[c + 1], Y[c + 2], Y[c + 3]
+    for q in range(rows):
+        y0[q] = y1[q] = y2[q] = y3[q] = 0
+    for j in range(0, P.shape[0], 4):
+        p0, p1, p2, p3 = P[j], P[j + 1], P[j + 2], P[j + 3]
+        a0, a1, a2, a3 = z[j, c], z[j + 1, c], z[j + 2, c], z[j + 3, c]
+        b0, b1, b2, b3 = z[j, c + 1], z[j + 1, c + 1], z[j + 2, c + 1], z[j + 3, c + 1]
+        c0, c1, c2, c3 = z[j, c + 2], z[j + 1, c + 2], z[j + 2, c + 2], z[j + 3, c + 2]
+        d0, d1, d2, d3 = z[j, c + 3], z[j + 1, c + 3], z[j + 2, c + 3], z[j + 3, c + 3]
+        for q in range(rows):
+            y0[q] += a0 * p0[q] + a1 * p1[q] + a2 * p2[q] + a3 * p3[q]
+            y1[q] += b0 * p0[q] + b1 * p1[q] + b2 * p2[q] + b3 * p3[q]
+            y2[q] += c0 * p0[q] + c1 * p1[q] + c2 * p2[q] + c3 * p3[q]
+            y3[q] += d0 * p0[q] + d1 * p1[q] + d2 * p2[q] + d3 * p3[q]
+
+
+@jit
+def _write(b, out, Y, lo, rows):
+    """out[lo:lo+rows] = b[lo:lo+rows] + Yᵀ; out may be b."""
+    k = out.shape[1]
+    if k == 1:
+        y = Y[0]
+        for q in range(rows):
+            out[lo + q, 0] = b[lo + q, 0] + y[q]
+        return
+    for q in range(rows):
+        for c in range(k):
+            out[lo + q, c] = b[lo + q, c] + Y[c, q]

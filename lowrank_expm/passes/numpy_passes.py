@@ -1,0 +1,412 @@
+"""The two passes for NumPy arrays: accumulate and update, streamed over blocks of rows.
+
+The blocks depend on the shapes alone, never on the number of threads, and their sums are added
+in one fixed order: results have the same bits on any number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from .._threads import share, threads
+from . import kernels
+from .frame import Frame
+from .watch import done, watched
+
+# Rows a block: at most 64 blocks up to 16 million rows, so that partial sums stay small.
+SMALLEST_BLOCK = 4096
+LARGEST_BLOCK = 1 << 18
+MOST_BLOCKS = 64
+# Arrays that a kernel cannot read as they are get copied, at most this many bytes at a time.
+STAGE_BYTES = 1 << 23
+
+NOTHING = np.zeros((0, 0, 0))
+
+
+def block_rows(n: int) -> int:
+    """How many rows a block has."""
+    size = min(max(SMALLEST_BLOCK, -(-n // MOST_BLOCKS)), LARGEST_BLOCK)
+    return -(-size // 256) * 256
+
+
+def accumulate(
+    frame: Frame, B: np.ndarray | None, dtype: np.dtype, gram: bool = True
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """G = FᴴF (if gram) and T = FᴴB (if B is given), reading every row once.
+
+    `dtype` is the dtype of F to compute in; G has the frame's batch shape and T the broadcast one.
+    """
+    if B is None or (gram and math.prod(_shared(frame.batch, B)) != frame.count):
+        G = _accumulate(frame, None, frame.batch, dtype, True)[0] if gram else None
+        T = None if B is None else _accumulate(frame, B, _shared(frame.batch, B), dtype, False)[1]
+        return G, T
+    return _accumulate(frame, B, _shared(frame.batch, B), dtype, gram)
+
+
+def _shared(batch: tuple[int, ...], B: np.ndarray) -> tuple[int, ...]:
+    """The broadcast batch shape of a frame and B."""
+    return np.broadcast_shapes(batch, B.shape[:-2])
+
+
+def _accumulate(
+    frame: Frame, B: np.ndarray | None, batch: tuple[int, ...], dtype: np.dtype, gram: bool
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Both sums for operands of one batch shape."""
+    n, m = frame.rows, frame.width
+    wide = _wide(B, dtype)
+    k = 0 if B is None else B.shape[-1]
+    G = np.zeros((*batch, m, m), dtype) if gram else None
+    T = None if B is None else np.zeros((*batch, m, k), wide)
+    if not (math.prod(batch) and m and n):
+        return G, T
+    operands = [*frame.columns] if B is None else [*frame.columns, B]
+    if _must_split(batch, operands):
+        for i in range(batch[0]):
+            part = _element(frame, batch, i)
+            b = None if B is None else _at(B, batch, i)
+            g, t = _accumulate(part, b, batch[1:], dtype, gram)
+            if G is not None:
+                G[i] = g
+            if T is not None:
+                T[i] = t
+        return G, T
+    H = _sums(frame, B, batch, dtype, gram)
+    if G is not None:
+        G[...] = _gram_of(H, m, dtype).reshape(G.shape)
+    if T is not None:
+        T[...] = _projection_of(H, dtype, T.dtype).reshape(T.shape)
+    return G, T
+
+
+def _sums(
+    frame: Frame,
+    B: np.ndarray | None,
+    batch: tuple[int, ...],
+    dtype: np.dtype,
+    gram: bool,
+) -> np.ndarray:
+    """The real sums [FᵀF FᵀB] of every batch element, block by block and then as a tree."""
+    n, count = frame.rows, math.prod(batch)
+    work = _Work(frame, batch, dtype)
+    b = _Operand(B, batch, _wide(B, dtype))
+    size = block_rows(n)
+    blocks = -(-n // size)
+    m, k = work.width, b.width
+    partial = np.empty((count, blocks, m, m + k))
+    for e0, e1, lo, hi in _pieces(count, n, [*work.operands, b]):
+        u, v = work.columns(e0, e1, lo, hi)
+        scale, factors = work.shape_of(e0, e1)
+        bb = b.take(e0, e1, lo, hi)
+        first, pieces = lo // size, -(-(hi - lo) // size)
+        sums = partial[e0:e1, first : first + pieces].reshape(-1, m, m + k)
+        common = (pieces, size, gram, u, v, scale, factors, bb, sums)
+        share(
+            (e1 - e0) * pieces,
+            min(size, n) * m * (m + k),
+            lambda i, j, common=common: kernels.accumulate_tasks(i, j, *common),
+        )
+        _release([*work.operands, b], lo, hi)
+        done("accumulate", (e1 - e0) * (hi - lo))
+    while partial.shape[1] > 1:
+        half = partial.shape[1] // 2
+        rest = partial[:, 2 * half :]
+        partial = np.concatenate([partial[:, :half] + partial[:, half : 2 * half], rest], axis=1)
+    return partial[:, 0]
+
+
+def update(
+    frame: Frame,
+    Z: np.ndarray,
+    B: np.ndarray | None,
+    dtype: np.dtype,
+    out: np.ndarray,
+) -> np.ndarray:
+    """out = B + F Z (F Z where B is None), reading every row once; Z may lead with a grid axis.
+
+    `out` has Z's batch shape and may be B itself.
+    """
+    batch = np.broadcast_shapes(frame.batch, () if B is None else B.shape[:-2])
+    grid = Z.ndim - 2 - len(batch)
+    if not out.size:
+        return out
+    if grid == 0:
+        _update(frame, Z[None], B, dtype, out[None], batch)
+    else:
+        _update(frame, Z, B, dtype, out, batch)
+    return out
+
+
+def _update(
+    frame: Frame,
+    Z: np.ndarray,
+    B: np.ndarray | None,
+    dtype: np.dtype,
+    out: np.ndarray,
+    batch: tuple[int, ...],
+) -> None:
+    """The update with a grid axis in front of Z and out."""
+    operands = [*frame.columns, *([] if B is None else [B])]
+    if batch and (_must_split(batch, operands) or not _mergeable(out.shape[1:-2], out[0])):
+        for i in range(batch[0]):
+            b = None if B is None else _at(B, batch, i)
+            _update(_element(frame, batch, i), Z[:, i], b, dtype, out[:, i], batch[1:])
+        return
+    n, count = frame.rows, math.prod(batch)
+    work = _Work(frame, batch, dtype)
+    wide = np.result_type(Z.dtype, dtype)
+    if B is not None:
+        wide = np.result_type(wide, _wide(B, dtype))
+    z = _real_factor(Z.reshape(len(Z), count, *Z.shape[-2:]).astype(wide, copy=False), dtype)
+    b = _Operand(B, batch, wide)
+    size = block_rows(n)
+    flat = np.asarray(out).reshape(len(Z), count, *out.shape[-2:])
+    real_out = _real_view(flat) if _kernel_ready(flat, wide) else None
+    operands_ = [*work.operands, b]
+    for e0, e1, lo, hi in _pieces(count, n, operands_, force=real_out is None):
+        u, v = work.columns(e0, e1, lo, hi)
+        scale, factors = work.shape_of(e0, e1)
+        bb = b.take(e0, e1, lo, hi)
+        whole = len(Z) == 1 or (e1 - e0, hi - lo) == (count, n)
+        if real_out is not None and whole:
+            target = real_out[:, e0:e1, lo:hi]
+        else:
+            target = np.empty((len(Z), e1 - e0, hi - lo, z.shape[-1]), work.real)
+        zz = np.ascontiguousarray(z[:, e0:e1])
+        pieces = -(-(hi - lo) // size)
+        common = (pieces, size, B is not None, u, v, scale, factors, zz, bb, target)
+        share(
+            (e1 - e0) * pieces,
+            min(size, n) * work.width * z.shape[-1] * len(Z),
+            lambda i, j, common=common: kernels.update_tasks(i, j, *common),
+        )
+        if real_out is None or not whole:
+            flat[:, e0:e1, lo:hi] = target.view(wide)
+        _release([*operands_, out], lo, hi)
+        done("update", (e1 - e0) * (hi - lo))
+
+
+class _Operand:
+    """One array as kernels read it: (1 or count, rows, width), real, C-contiguous, of one dtype."""
+
+    def __init__(self, a: np.ndarray | None, batch: tuple[int, ...], dtype: np.dtype) -> None:
+        self.dtype = dtype
+        self.real = np.empty(0, self.dtype).real.dtype
+        self.mapped = _mapping(a)
+        if a is None:
+            self.array = np.zeros((1, 0, 0), self.dtype)
+            self.width = 0
+            return
+        n, r = a.shape[-2:]
+        one = math.prod(a.shape[:-2]) == 1
+        full = a if one else np.broadcast_to(a, (*batch, n, r))
+        self.array = np.asarray(full).reshape(-1, n, r)
+        self.width = r * (2 if self.dtype.kind == "c" else 1)
+
+    @property
+    def ready(self) -> bool:
+        """Whether kernels can read the whole array as it is."""
+        return _kernel_ready(self.array, self.dtype) and self.mapped is None
+
+    def take(self, e0: int, e1: int, lo: int, hi: int) -> np.ndarray:
+        """The rows lo..hi of elements e0..e1 as a kernel reads them; a view where that is one."""
+        a = self.array
+        if a.shape[1]:
+            a = a[:, lo:hi] if a.shape[0] == 1 else a[e0:e1, lo:hi]
+        return _writable_alias(_real_view(np.ascontiguousarray(a, self.dtype)))
+
+
+class _Work:
+    """A frame as kernels read it."""
+
+    def __init__(self, frame: Frame, batch: tuple[int, ...], dtype: np.dtype) -> None:
+        self.operands = [_Operand(a, batch, dtype) for a in frame.columns]
+        self.real = self.operands[0].real
+        self.width = sum(o.width for o in self.operands)
+        m = frame.width
+        twice = dtype.kind == "c"
+        if frame.scale is None:
+            self._scale = np.empty((0, 0), self.real)
+        else:
+            scale = _flat(frame.scale, batch, 1).astype(self.real)
+            self._scale = np.repeat(scale, 2, axis=-1) if twice else scale
+        factors = [_flat(R, batch, 2) for R in frame.factors]
+        stack = np.stack(factors) if factors else np.empty((0, 1, m, m), dtype)
+        self._factors = np.ascontiguousarray(_real_factor(stack, dtype))
+
+    def columns(self, e0: int, e1: int, lo: int, hi: int) -> tuple[np.ndarray, np.ndarray]:
+        """The kernels' two column blocks; the second is empty where the frame has one."""
+        taken = [o.take(e0, e1, lo, hi) for o in self.operands]
+        if len(taken) == 1:
+            taken.append(np.empty((1, taken[0].shape[1], 0), self.real))
+        return taken[0], taken[1]
+
+    def shape_of(self, e0: int, e1: int) -> tuple[np.ndarray, np.ndarray]:
+        """Scale and factors of elements e0..e1."""
+        scale = self._scale if len(self._scale) <= 1 else self._scale[e0:e1]
+        factors = self._factors
+        if factors.shape[1] > 1:
+            factors = np.ascontiguousarray(factors[:, e0:e1])
+        return scale, factors
+
+
+def _flat(a: np.ndarray, batch: tuple[int, ...], axes: int) -> np.ndarray:
+    """A small array with its batch axes broadcast and flattened, or of length one."""
+    own = a.shape[a.ndim - axes :]
+    if math.prod(a.shape[: a.ndim - axes]) == 1:
+        return a.reshape(1, *own)
+    return np.broadcast_to(a, (*batch, *own)).reshape(-1, *own)
+
+
+def _pieces(
+    count: int, n: int, operands: list[_Operand], force: bool = False
+) -> Iterator[tuple[int, int, int, int]]:
+    """Ranges (e0, e1, lo, hi) of elements and rows to hand to a kernel at once.
+
+    All at once where kernels can read every operand as it is; else, or where somebody watches,
+    as many elements or blocks as fit the staging memory.
+    """
+    size = block_rows(n)
+    staged = force or not all(o.ready for o in operands)
+    if not staged and not (watched() and n * count > 4 * size):
+        yield 0, count, 0, n
+        return
+    row_bytes = sum(o.width * o.dtype.itemsize for o in operands) or 1
+    elements = min(count, STAGE_BYTES // max(1, n * row_bytes))
+    if elements:
+        for e in range(0, count, elements):
+            yield e, min(e + elements, count), 0, n
+        return
+    step = size * max(1, min(threads(), 4))
+    for e in range(count):
+        for lo in range(0, n, step):
+            yield e, e + 1, lo, min(lo + step, n)
+
+
+def _wide(B: np.ndarray | None, dtype: np.dtype) -> np.dtype:
+    """The dtype of FᴴB: that of F, complex if B is."""
+    return np.result_type(dtype, np.complex64) if B is not None and B.dtype.kind == "c" else dtype
+
+
+def _kernel_ready(a: np.ndarray, dtype: Any) -> bool:
+    """Whether a kernel can read or write an array as it is."""
+    return bool(a.dtype == dtype and a.flags.c_contiguous and a.flags.aligned)
+
+
+def _real_view(a: np.ndarray) -> np.ndarray:
+    """A contiguous array with complex entries seen as interleaved real columns."""
+    return a.view(a.real.dtype) if a.dtype.kind == "c" else a
+
+
+class _Alias:
+    """An array's memory without its read-only flag, for kernels that only read it."""
+
+    def __init__(self, a: np.ndarray) -> None:
+        pointer, _ = a.__array_interface__["data"]
+        self.__array_interface__ = {**a.__array_interface__, "data": (pointer, False)}
+        self.owner = a
+
+
+def _writable_alias(a: np.ndarray) -> np.ndarray:
+    """The same memory, flagged writable: one compiled version then serves both kinds."""
+    return a if a.flags.writeable or not a.size else np.asarray(_Alias(a))
+
+
+def _real_factor(z: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """A right factor for interleaved real columns: F·z becomes (real F)·(real z)."""
+    real = np.empty(0, dtype).real.dtype
+    if dtype.kind != "c":
+        wide = np.result_type(z.dtype, dtype)
+        return _real_view(np.ascontiguousarray(z, wide))
+    *lead, m, k = z.shape
+    out = np.empty((*lead, m, 2, k, 2), real)
+    out[..., 0, :, 0] = out[..., 1, :, 1] = z.real
+    out[..., 0, :, 1] = z.imag
+    out[..., 1, :, 0] = -z.imag
+    return out.reshape(*lead, 2 * m, 2 * k)
+
+
+def _gram_of(H: np.ndarray, m: int, dtype: np.dtype) -> np.ndarray:
+    """The Hermitian Gram matrix from the upper triangle of its real sums."""
+    m = m * (2 if dtype.kind == "c" else 1)
+    upper = np.triu(H[..., :m])
+    full = upper + np.triu(upper, 1).swapaxes(-1, -2)
+    return _combined(full, dtype) if dtype.kind == "c" else full.astype(dtype)
+
+
+def _projection_of(H: np.ndarray, dtype: np.dtype, wide: np.dtype) -> np.ndarray:
+    """T from its real sums, for a frame of `dtype` and a result of dtype `wide`."""
+    m = H.shape[-2]
+    right = H[..., m:]
+    if dtype.kind == "c":
+        return _combined(right, wide)
+    real = np.empty(0, wide).real.dtype
+    return np.ascontiguousarray(right, real).view(wide)
+
+
+def _combined(H: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """xᴴy from the real products of interleaved real and imaginary parts."""
+    *lead, m, k = H.shape
+    h = H.reshape(*lead, m // 2, 2, k // 2, 2)
+    real = h[..., 0, :, 0] + h[..., 1, :, 1]
+    return (real + 1j * (h[..., 0, :, 1] - h[..., 1, :, 0])).astype(dtype)
+
+
+def _must_split(batch: tuple[int, ...], operands: list[np.ndarray]) -> bool:
+    """Whether flattening the batch would copy a large operand."""
+    if len(batch) < 2:
+        return False
+    for a in operands:
+        if math.prod(a.shape[:-2]) == 1:
+            continue
+        full = np.broadcast_to(a, (*batch, *a.shape[-2:]))
+        if full.nbytes > STAGE_BYTES and not _mergeable(batch, full):
+            return True
+    return False
+
+
+def _mergeable(batch: tuple[int, ...], a: np.ndarray) -> bool:
+    """Whether an array's leading axes can be flattened without a copy."""
+    axes = [(n, s) for n, s in zip(batch, a.strides, strict=False) if n > 1]
+    return all(
+        s == n_next * s_next for (_, s), (n_next, s_next) in zip(axes, axes[1:], strict=False)
+    )
+
+
+def _at(a: np.ndarray, batch: tuple[int, ...], i: int, axes: int = 2) -> np.ndarray:
+    """Element i along the first batch axis of an array that broadcasts to the batch."""
+    if a.ndim - axes < len(batch):
+        return a
+    return a[0] if a.shape[0] == 1 else a[i]
+
+
+def _element(frame: Frame, batch: tuple[int, ...], i: int) -> Frame:
+    """The frame of element i along the first batch axis."""
+    return Frame(
+        tuple(_at(a, batch, i) for a in frame.columns),
+        None if frame.scale is None else _at(frame.scale, batch, i, 1),
+        tuple(_at(R, batch, i) for R in frame.factors),
+    )
+
+
+def _mapping(a: Any) -> mmap.mmap | None:
+    """The memory map behind an array whose pages the file can bring back, if it has one."""
+    while isinstance(a, np.ndarray):
+        if isinstance(a, np.memmap) and a.mode != "c":
+            return getattr(a, "_mmap", None)
+        a = a.base
+    return None
+
+
+def _release(arrays: list[Any], lo: int, hi: int) -> None:
+    """Give the pages of memory-mapped operands back: they stay in the system's file cache."""
+    if not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    for a in arrays:
+        mapped = a.mapped if isinstance(a, _Operand) else _mapping(a)
+        if mapped is not None:
+            mapped.madvise(mmap.MADV_DONTNEED)

@@ -1,0 +1,233 @@
+"""LowRankUnitary: the unitary I + F C Fᴴ and what is known about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import _inputs, _linear
+from ._array import adjoint
+
+if TYPE_CHECKING:
+    from .skew import LowRankSkew
+
+__all__ = ["Certificate", "LowRankUnitary"]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What the library knows about a computed exponential; arrays where the operator is a batch.
+
+    Attributes
+    ----------
+    route : str or ndarray of str
+        "gram", "qr" or "direct": the frame that was used.
+    angle : float or ndarray
+        |t| ‖S‖₂, the largest rotation angle in radians.
+    order : int
+        Order of the diagonal Padé approximant (the largest of a batch).
+    squarings : int
+        Number of doublings (the largest of a batch).
+    defect_bound : float or ndarray
+        Bound on ‖QᴴQ − I‖₂, from m × m arithmetic alone.
+    error_bound : float or ndarray
+        Bound on the forward error ‖Q − exp(tS)‖₂.
+    """
+
+    route: Any
+    angle: Any
+    order: int
+    squarings: int
+    defect_bound: Any
+    error_bound: Any
+
+
+class LowRankUnitary:
+    """The unitary exp(tS) = I + F C Fᴴ, made by `LowRankSkew.expm`.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        (…, n, n), with the batch and grid axes in front.
+    dtype : numpy.dtype
+        The dtype of the operator's entries.
+    ndim : int
+        ``len(shape)``.
+
+    Notes
+    -----
+    Applying it costs O(n m k + m² k) time: one pass that reads rows for FᴴB and one that adds
+    F C FᴴB. Nothing of size n × m beyond U and V is held.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from lowrank_expm import LowRankSkew
+    >>> Q = LowRankSkew([1.0, 0.0, 0.0], [0.0, 1.0, 0.0]).expm(-np.pi / 2)
+    >>> (Q @ np.array([1.0, 0.0, 2.0])).round(12) + 0.0
+    array([0., 1., 2.])
+    >>> Q.orthogonality_defect() < 1e-15
+    True
+    """
+
+    # NumPy then leaves `array @ Q` to us instead of treating Q as an object array.
+    __array_ufunc__ = None
+
+    def __init__(
+        self,
+        generator: LowRankSkew,
+        t: np.ndarray,
+        solution: _linear.Solution,
+        dtype: np.dtype,
+        *,
+        adjoint: bool = False,
+        conjugate: bool = False,
+    ) -> None:
+        self._generator = generator
+        self._t = t
+        self._solution = solution
+        self._adjoint = adjoint
+        self._conjugate = conjugate
+        self.dtype = dtype
+        n = generator.shape[-1]
+        self.shape: tuple[int, ...] = (*solution.C.shape[:-2], n, n)
+        self._certificate: Certificate | None = None
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes of `shape`."""
+        return len(self.shape)
+
+    def __repr__(self) -> str:
+        return f"LowRankUnitary(shape={self.shape}, dtype={self.dtype})"
+
+    @property
+    def core(self) -> np.ndarray:
+        """C of I + F C Fᴴ, (…, p, p): p = 2r, or n on the direct route."""
+        C = self._solution.C
+        if self._adjoint:
+            C = adjoint(C)
+        return C.conj() if self._conjugate else C
+
+    def frame(self) -> np.ndarray:
+        """F of I + F C Fᴴ as a dense array (…, n, p); O(n p) memory.
+
+        Returns
+        -------
+        ndarray
+            The identity on the direct route; [U V] on the gram route; on the qr route a
+            well-conditioned frame of the same range.
+        """
+        F = _linear.dense_frame(self._solution, self.shape[-1])
+        return F.conj() if self._conjugate else F
+
+    @property
+    def H(self) -> LowRankUnitary:
+        """The adjoint, which is the inverse."""
+        return self._twin(adjoint=not self._adjoint)
+
+    @property
+    def T(self) -> LowRankUnitary:
+        """The transpose."""
+        return self._twin(adjoint=not self._adjoint, conjugate=not self._conjugate)
+
+    def _twin(self, **flags: bool) -> LowRankUnitary:
+        """The same operator with other flags."""
+        flags = {"adjoint": self._adjoint, "conjugate": self._conjugate, **flags}
+        if self.dtype.kind != "c":
+            flags["conjugate"] = False
+        return LowRankUnitary(self._generator, self._t, self._solution, self.dtype, **flags)
+
+    def __matmul__(self, B: Any) -> np.ndarray:
+        """Q @ B for B of shape (n,) or (…, n, k), broadcast over the batch."""
+        if isinstance(B, LowRankUnitary):
+            raise TypeError("Q1 @ Q2 is not formed; apply one after the other: Q1 @ (Q2 @ B)")
+        B, vector = _inputs.vectors(B, self.shape[-1])
+        shape = _inputs.batch(
+            f"an operator of shape {self.shape} and B of shape {B.shape}", self._solution.C, B
+        )
+        dtype = _inputs.floating(self.dtype, B.dtype)
+        if self._conjugate and B.dtype.kind == "c":
+            B = B.conj()
+        C = self._solution.C
+        Y = np.empty((*shape, *B.shape[-2:]), dtype)
+        _linear.apply(self._solution, adjoint(C) if self._adjoint else C, B, Y)
+        if self._conjugate:
+            np.conj(Y, out=Y)
+        return Y[..., 0] if vector else Y
+
+    def to_dense(self) -> np.ndarray:
+        """The operator as an (…, n, n) array; O(n² m) time.
+
+        Returns
+        -------
+        ndarray
+        """
+        return self @ np.eye(self.shape[-1], dtype=self.dtype)
+
+    def aslinearoperator(self) -> Any:
+        """The operator as a `scipy.sparse.linalg.LinearOperator`.
+
+        Returns
+        -------
+        scipy.sparse.linalg.LinearOperator
+
+        Raises
+        ------
+        ValueError
+            For a batch: SciPy's operators are single matrices.
+        """
+        from scipy.sparse.linalg import LinearOperator
+
+        if self.ndim != 2:
+            raise ValueError(
+                f"a SciPy LinearOperator is one matrix, this is a batch of shape {self.shape}; "
+                "make one generator for each element"
+            )
+        Q = self
+        return LinearOperator(
+            self.shape,
+            matvec=lambda x: Q @ np.ravel(x),
+            rmatvec=lambda x: Q.H @ np.ravel(x),
+            matmat=lambda X: Q @ X,
+            rmatmat=lambda X: Q.H @ X,
+            dtype=self.dtype,
+        )
+
+    def orthogonality_defect(self) -> Any:
+        """The true defect ‖QᴴQ − I‖₂ of this operator; see `verify.orthogonality_defect`.
+
+        Returns
+        -------
+        float or ndarray
+        """
+        from .verify import orthogonality_defect
+
+        return orthogonality_defect(self)
+
+    @property
+    def certificate(self) -> Certificate:
+        """What is known about this operator, computed when first asked for and then kept."""
+        if self._certificate is None:
+            s, t = self._solution, np.abs(self._t)
+            angle = t * self._generator.norm()
+            error = _linear.error_bound(s, t)
+            route = np.broadcast_to(s.route, s.bound.shape)
+            self._certificate = Certificate(
+                route=_plain(route),
+                angle=_plain(np.broadcast_to(angle, s.bound.shape)),
+                order=s.order,
+                squarings=s.squarings,
+                defect_bound=_plain(s.bound),
+                error_bound=_plain(error),
+            )
+        return self._certificate
+
+
+def _plain(a: np.ndarray) -> Any:
+    """A Python scalar for one operator, an array for a batch."""
+    return a.item() if a.ndim == 0 else a
+
+
