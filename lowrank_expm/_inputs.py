@@ -8,6 +8,9 @@ import numpy as np
 
 Shape = tuple[int, ...]
 
+# How hard to look for overlapping memory before calling it overlapping.
+SEARCH = 100_000
+
 _SUPPORTED = frozenset("?bBhHiIlLqQefdFD")
 
 
@@ -85,8 +88,9 @@ class Times(NamedTuple):
 
 def times(t: Any, *, real: bool = True) -> Times:
     """t as a zero-dimensional or one-dimensional array of finite numbers."""
+    promotes: Any = 0.0
     if type(t) is float or type(t) is int:
-        values, promotes = np.asarray(float(t)), 0.0
+        values = np.asarray(float(t))
     else:
         weak = isinstance(t, int | float | complex) and not isinstance(t, np.generic)
         values = array("t", t)
@@ -132,10 +136,7 @@ def output(out: Any, shape: Shape, dtype: np.dtype, B: np.ndarray, *inputs: np.n
         )
     if not out.flags.writeable:
         raise ValueError("out is read-only; pass a writable array")
-    if _same(out, B):
-        others = inputs
-    else:
-        others = (B, *inputs)
+    others = inputs if _same(out, B) else (B, *inputs)
     if any(_overlap(out, a) for a in others):
         raise ValueError("out overlaps an input; pass B itself or an array of its own memory")
 
@@ -161,6 +162,6 @@ def _overlap(a: np.ndarray, b: np.ndarray) -> bool:
     if not np.may_share_memory(a, b):
         return False
     try:
-        return bool(np.shares_memory(a, b, max_work=100_000))
+        return bool(np.shares_memory(a, b, max_work=SEARCH)  # type: ignore[arg-type])
     except np.exceptions.TooHardError:
         return True

@@ -12,11 +12,11 @@ from . import _inputs, core
 from .core.certificate import ERROR_FACTOR
 from .passes import Frame
 from .passes.basis import balanced, cholesky, first_nonfinite, robust_basis
-from .passes.numpy_passes import accumulate, update
+from .passes.numpy_passes import accumulate, no_vectors, project, update
 
 # The certificate beyond which "auto" redoes an element by "qr", in units of √m u.
 TRUST = 64.0
-# A pivot of the Gram matrix scaled to unit diagonal above which its Cholesky factor is as good as R.
+# Pivot of the Gram matrix scaled to unit diagonal above which its Cholesky factor serves as R.
 WELL_CONDITIONED = 1e-4
 
 
@@ -26,7 +26,7 @@ class Solution(NamedTuple):
     frame: Frame | None
     G: np.ndarray | None
     C: np.ndarray
-    T: np.ndarray | None
+    T: np.ndarray
     route: np.ndarray
     order: int
     squarings: int
@@ -54,12 +54,12 @@ def solve(
     if method in ("auto", "qr", "direct") and (n <= 2 * r or method == "direct"):
         return _direct(U, V, B, ts, "direct" if method == "auto" else method, dtype)
     frame = Frame((U, V))
-    T = None
+    if B is None:
+        B = no_vectors(n, dtype)
     if G is None:
         G, T = accumulate(frame, B, dtype)
-    elif B is not None:
-        _, T = accumulate(frame, B, dtype, gram=False)
-    assert G is not None
+    else:
+        T = project(frame, B, dtype)
     frame, G, T = in_range(frame, G, T, B, ts, dtype)
     ts = ts.reshape(ts.shape + (1,) * (G.ndim - 2)) if ts.ndim else ts
     size = _size(np.diagonal(G, axis1=-2, axis2=-1).real)
@@ -85,8 +85,8 @@ def _direct(
         W = M - np.conj(np.matrix_transpose(M))
     if not np.isfinite(W).all():
         explain(("U", U), ("V", V))
-    if B is not None:
-        _check(("B", B))
+    B = no_vectors(len(W), dtype) if B is None else B
+    _check(("B", B))
     size = _size(_lengths_squared(U, V))
     ts = t.reshape(t.shape + (1,) * (W.ndim - 2)) if t.ndim else t
     c = core.skew(None, ts, W)
@@ -104,7 +104,7 @@ def _lengths_squared(U: np.ndarray, V: np.ndarray) -> np.ndarray:
 def _by_qr(
     frame: Frame,
     G: np.ndarray,
-    B: np.ndarray | None,
+    B: np.ndarray,
     t: np.ndarray,
     dtype: np.dtype,
     size: np.ndarray,
@@ -116,9 +116,7 @@ def _by_qr(
     M = basis.R[..., :r] @ np.conj(np.matrix_transpose(basis.R[..., r:]))
     c = core.skew(basis.G, t, M - np.conj(np.matrix_transpose(M)))
     route = np.where(wanted, "qr", "gram")
-    return Solution(
-        basis.frame, basis.G, c.C, basis.T, route, c.order, c.squarings, c.bound, size
-    )
+    return Solution(basis.frame, basis.G, c.C, basis.T, route, c.order, c.squarings, c.bound, size)
 
 
 def _size(lengths_squared: np.ndarray) -> np.ndarray:
@@ -131,11 +129,11 @@ def _size(lengths_squared: np.ndarray) -> np.ndarray:
 def in_range(
     frame: Frame,
     G: np.ndarray,
-    T: np.ndarray | None,
-    B: np.ndarray | None,
+    T: np.ndarray,
+    B: np.ndarray,
     t: np.ndarray,
     dtype: np.dtype,
-) -> tuple[Frame, np.ndarray, np.ndarray | None]:
+) -> tuple[Frame, np.ndarray, np.ndarray]:
     """Frame, G and T such that no square over- or underflowed in a way that matters.
 
     Squares of column lengths leave the exponent range before the columns do; then the columns
@@ -144,11 +142,9 @@ def in_range(
     if G.size and not _squares_fit(G, t):
         frame = balanced(frame, dtype)
         G, T = accumulate(frame, B, dtype)
-        assert G is not None
         if not np.isfinite(G).all():
             explain(("U", frame.columns[0]), ("V", frame.columns[1]))
-    if T is not None:
-        require_finite(T, ("B", B))
+    require_finite(T, ("B", B))
     return frame, G, T
 
 
@@ -173,9 +169,7 @@ def require_finite(T: np.ndarray, *operands: tuple[str, Any]) -> None:
         explain(*operands)
 
 
-def orthonormal(
-    frame: Frame, G: np.ndarray, dtype: np.dtype
-) -> tuple[np.ndarray, np.ndarray]:
+def orthonormal(frame: Frame, G: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     """A Gram matrix near the identity and R with X = F R, through a new basis where one is needed.
 
     Where G is well-conditioned its own Cholesky factor serves, without another pass.
@@ -184,7 +178,7 @@ def orthonormal(
     poor = ~(pivot > WELL_CONDITIONED)
     if not poor.any():
         return np.broadcast_to(np.eye(G.shape[-1], dtype=dtype), G.shape), R
-    basis = robust_basis(frame, G, None, dtype)
+    basis = robust_basis(frame, G, no_vectors(frame.rows, dtype), dtype)
     return basis.G, basis.R
 
 
@@ -221,8 +215,7 @@ def apply(
         return
     dtype = _inputs.with_kind(real, *s.frame.columns)
     if T is None:
-        _, T = accumulate(s.frame, B, dtype, gram=False)
-        assert T is not None
+        T = project(s.frame, B, dtype)
         require_finite(T, ("B", B))
     if not s.frame.width:
         out[...] = B
@@ -230,15 +223,16 @@ def apply(
     update(s.frame, C.astype(_inputs.with_kind(real, C), copy=False) @ T, B, dtype, out)
 
 
-def dense_frame(s: Solution, n: int) -> np.ndarray:
-    """F as a dense array."""
+def dense_frame(s: Solution, rows: range) -> np.ndarray:
+    """Some rows of F as a dense array."""
+    dtype, p = s.C.dtype, s.C.shape[-1]
     if s.frame is None:
-        batch = s.C.shape[:-2]
-        return np.broadcast_to(np.eye(n, dtype=s.C.dtype), (*batch, n, n)).copy()
-    p = s.C.shape[-1]
-    eye = np.broadcast_to(np.eye(p, dtype=s.C.dtype), (*s.frame.batch, p, p))
-    F = np.empty((*s.frame.batch, n, p), s.C.dtype)
-    return update(s.frame, eye, None, s.C.dtype, F)
+        F = np.eye(p, dtype=dtype)[rows.start : rows.stop]
+        return np.broadcast_to(F, (*s.C.shape[:-2], *F.shape)).copy()
+    columns = tuple(a[..., rows.start : rows.stop, :] for a in s.frame.columns)
+    part = Frame(columns, s.frame.scale, s.frame.factors)
+    eye = np.broadcast_to(np.eye(p, dtype=dtype), (*part.batch, p, p))
+    return update(part, eye, None, dtype, np.empty((*part.batch, len(rows), p), dtype))
 
 
 def error_bound(s: Solution, t: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ FAST = {"reassoc", "contract", "nsz"}
 
 def jit(function: Callable[..., Any]) -> Any:
     """Compile lazily, releasing the GIL; cached on disk if a directory can be written."""
-    options = {"nogil": True, "fastmath": FAST, "error_model": "numpy"}
+    options: Any = {"nogil": True, "fastmath": FAST, "error_model": "numpy"}
     try:
         return numba.njit(cache=True, **options)(function)
     except RuntimeError:  # no locator available: neither install nor home can be written

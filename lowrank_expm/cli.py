@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from _typeshed import SupportsWrite
     from numpy.typing import NDArray
 
+    from lowrank_expm.skew import Method
     from lowrank_expm.verify import Report
 
     Array = NDArray[Any]
@@ -140,12 +141,13 @@ def _run_verify(arguments: argparse.Namespace) -> int:
 # ------------------------------------------------------------------------------ the work inside
 
 
-def _apply_to_file(path: str, U: Array, V: Array, B: Array, t: float, method: str) -> None:
+def _apply_to_file(path: str, U: Array, V: Array, B: Array, t: float, method: Method) -> None:
     """Stream the result into a new .npy file at `path`."""
     from lowrank_expm import skew_expm_multiply
+    from lowrank_expm._inputs import floating
     from lowrank_expm.passes import watching
 
-    out = _create(path, _result_shape(U, V, B), _result_dtype(U, V, B))
+    out = _create(path, _result_shape(U, V, B), floating(U.dtype, V.dtype, B.dtype))
     rows = math.prod(out.shape if B.ndim == 1 else out.shape[:-1])
     with _progress(rows) as advance, watching(advance):
         skew_expm_multiply(U, V, B, t, method=method, out=out)
@@ -325,21 +327,10 @@ def _require_writable(target: str) -> None:
 
 def _result_shape(U: Array, V: Array, B: Array) -> tuple[int, ...]:
     """Give the broadcast batch shape followed by B's trailing shape."""
-    import numpy as np
+    from lowrank_expm._inputs import batch
 
     trailing = B.shape if B.ndim == 1 else B.shape[-2:]
-    try:
-        return np.broadcast_shapes(*(x.shape[:-2] for x in (U, V, B))) + trailing
-    except ValueError as error:
-        shapes = f"U {U.shape}, V {V.shape}, B {B.shape}"
-        raise _UsageError(f"the batch axes (all but the last two) differ: {shapes}") from error
-
-
-def _result_dtype(*arrays: Array) -> np.dtype[Any]:
-    """Give the promoted type, integers and booleans counting as float64."""
-    import numpy as np
-
-    return np.result_type(*(np.float64 if x.dtype.kind in "biu" else x.dtype for x in arrays))
+    return batch(f"U {U.shape}, V {V.shape} and B {B.shape}", U, V, B) + trailing
 
 
 # ------------------------------------------------------------------------- terminal and signals

@@ -8,7 +8,7 @@ import numpy as np
 
 from . import _inputs, _linear, core
 from .passes import Frame
-from .passes.numpy_passes import accumulate, update
+from .passes.numpy_passes import gram, no_vectors, project, update
 from .unitary import LowRankUnitary
 
 __all__ = ["LowRankSkew", "expm_multiply", "skew_expm_multiply"]
@@ -101,7 +101,7 @@ def _multiply(
     C = _spread(s.C, times.values.ndim, U, V, B)
     _linear.apply(s, C, B, Y, s.T)
     if out is not None:
-        return out  # type: ignore[no-any-return]
+        return out
     return Y[..., 0] if vector else Y
 
 
@@ -112,7 +112,7 @@ def _result(
     if out is None:
         return np.empty(shape, dtype)
     _inputs.output(out, shape[:-1] if vector else shape, dtype, B, *inputs)
-    return out[..., None] if vector else out  # type: ignore[no-any-return]
+    return out[..., None] if vector else out
 
 
 def _spread(C: np.ndarray, grid: int, *operands: np.ndarray) -> np.ndarray:
@@ -171,10 +171,7 @@ def expm_multiply(L: Any, R: Any, B: Any, t: Any = 1.0, *, out: Any = None) -> n
     work = _inputs.with_kind(_inputs.real_part(dtype), L, R)
     left, right = Frame((L,)), Frame((R,))
     with np.errstate(over="ignore", invalid="ignore"):
-        M = accumulate(right, L, work, gram=False)[1]
-        T = accumulate(right, B, work, gram=False)[1]
-        assert M is not None
-        assert T is not None
+        M, T = project(right, L, work), project(right, B, work)
         _linear.require_finite(M, ("L", L), ("R", R))
         _linear.require_finite(T, ("B", B), ("R", R))
         ts = times.values.astype(np.result_type(times.values, work))
@@ -188,7 +185,7 @@ def expm_multiply(L: Any, R: Any, B: Any, t: Any = 1.0, *, out: Any = None) -> n
         else:
             Y[...] = B
     if out is not None:
-        return out  # type: ignore[no-any-return]
+        return out
     return Y[..., 0] if vector else Y
 
 
@@ -277,8 +274,7 @@ class LowRankSkew:
         dtype = _inputs.floating(self.dtype, B.dtype)
         work = _inputs.with_kind(_inputs.real_part(dtype), self.U, self.V)
         frame = Frame((self.U, self.V))
-        _, T = accumulate(frame, B, work, gram=False)
-        assert T is not None
+        T = project(frame, B, work)
         _linear.require_finite(T, ("U", self.U), ("V", self.V), ("B", B))
         Y = np.zeros((*batch, *B.shape[-2:]), dtype)
         if frame.width:
@@ -296,7 +292,7 @@ class LowRankSkew:
         """
         U, V = self.U.astype(self.dtype, copy=False), self.V.astype(self.dtype, copy=False)
         M = U @ np.conj(np.matrix_transpose(V))
-        return M - np.conj(np.matrix_transpose(M))  # type: ignore[no-any-return]
+        return M - np.conj(np.matrix_transpose(M))
 
     def angles(self) -> np.ndarray:
         """The eigenvalues of −iS on the range of [U V]: rotation angles per unit of t.
@@ -330,8 +326,9 @@ class LowRankSkew:
             return np.sort(np.concatenate([found, rest], axis=-1), axis=-1)
         if not r:
             return np.zeros((*self._batch, 0), real)
+        B = no_vectors(n, dtype)
         frame, G, _ = _linear.in_range(
-            Frame((self.U, self.V)), self._gram(real), None, None, np.ones((), real), dtype
+            Frame((self.U, self.V)), self._gram(real), B, B, np.ones((), real), dtype
         )
         G, R = _linear.orthonormal(frame, G, dtype)
         L = np.linalg.cholesky(G)
@@ -419,8 +416,5 @@ class LowRankSkew:
         """The Gram matrix of [U V] in a precision, accumulated at first use."""
         if real not in self._grams:
             dtype = _inputs.with_kind(real, self.U, self.V)
-            G, _ = accumulate(Frame((self.U, self.V)), None, dtype)
-            assert G is not None
-            self._grams[real] = G
+            self._grams[real] = gram(Frame((self.U, self.V)), dtype)
         return self._grams[real]
-

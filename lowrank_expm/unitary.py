@@ -111,8 +111,13 @@ class LowRankUnitary:
             C = adjoint(C)
         return C.conj() if self._conjugate else C
 
-    def frame(self) -> np.ndarray:
-        """F of I + F C Fᴴ as a dense array (…, n, p); O(n p) memory.
+    def frame(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Rows start to stop of F in I + F C Fᴴ as a dense array (…, rows, p).
+
+        Parameters
+        ----------
+        start, stop : int, optional
+            A range of rows, as in a slice; all of them by default.
 
         Returns
         -------
@@ -120,7 +125,7 @@ class LowRankUnitary:
             The identity on the direct route; [U V] on the gram route; on the qr route a
             well-conditioned frame of the same range.
         """
-        F = _linear.dense_frame(self._solution, self.shape[-1])
+        F = _linear.dense_frame(self._solution, range(self.shape[-1])[start:stop])
         return F.conj() if self._conjugate else F
 
     @property
@@ -229,5 +234,3 @@ class LowRankUnitary:
 def _plain(a: np.ndarray) -> Any:
     """A Python scalar for one operator, an array for a batch."""
     return a.item() if a.ndim == 0 else a
-
-

@@ -18,7 +18,7 @@ COMPILED_BATCH = 64
 
 def skew(G: Array | None, t: Array, W: Array | None = None) -> Core:
     """The core of exp(t F W Fᴴ); t broadcasts against the batch and has no matrix axes."""
-    given = W if G is None else G
+    given: Array = W if G is None else G
     xp = namespace(given)
     if given.shape[-1] == 0:
         shape = xp.broadcast_arrays(t, xp.zeros(given.shape[:-2], dtype=t.dtype))[0].shape

@@ -39,9 +39,7 @@ def _mm(a, b, out):
         for k in range(0, even, 4):
             a0, a1, a2, a3 = a[i, k], a[i, k + 1], a[i, k + 2], a[i, k + 3]
             for j in range(n):
-                out[i, j] += (
-                    a0 * b[k, j] + a1 * b[k + 1, j] + a2 * b[k + 2, j] + a3 * b[k + 3, j]
-                )
+                out[i, j] += a0 * b[k, j] + a1 * b[k + 1, j] + a2 * b[k + 2, j] + a3 * b[k + 3, j]
         for k in range(even, inner):
             a0 = a[i, k]
             for j in range(n):
@@ -126,12 +124,8 @@ def _even_polynomials(order, w, p, v, out):
         _mm(A6, v, out)
         for i in range(m):
             for j in range(m):
-                p[i, j] = A8[i, j] + (
-                    _B13[3] * A2[i, j] + _B13[5] * A4[i, j] + _B13[7] * A6[i, j]
-                )
-                v[i, j] = out[i, j] + (
-                    _B13[2] * A2[i, j] + _B13[4] * A4[i, j] + _B13[6] * A6[i, j]
-                )
+                p[i, j] = A8[i, j] + (_B13[3] * A2[i, j] + _B13[5] * A4[i, j] + _B13[7] * A6[i, j])
+                v[i, j] = out[i, j] + (_B13[2] * A2[i, j] + _B13[4] * A4[i, j] + _B13[6] * A6[i, j])
             p[i, i] += _B13[1]
             v[i, i] += _B13[0]
         return

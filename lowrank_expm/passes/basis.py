@@ -26,18 +26,18 @@ BLOCK_BYTES = 1 << 22
 
 
 class Basis(NamedTuple):
-    """A frame F, its Gram matrix G, the factor R with X = F R, and FᴴB if B was given."""
+    """A frame F, its Gram matrix G, the factor R with X = F R, and T = FᴴB."""
 
     frame: Frame
     G: np.ndarray
     R: np.ndarray
-    T: np.ndarray | None
+    T: np.ndarray
 
 
 def robust_basis(
     frame: Frame,
     G: np.ndarray,
-    B: np.ndarray | None,
+    B: np.ndarray,
     dtype: np.dtype,
     wanted: np.ndarray | None = None,
 ) -> Basis:
@@ -52,7 +52,6 @@ def robust_basis(
     R = np.where(wanted[..., None, None], factor, eye)
     frame = Frame(frame.columns, frame.scale, (*frame.factors, R))
     G, T = accumulate(frame, B, dtype)
-    assert G is not None
     rough = wanted & (np.abs(G - eye).sum(axis=-1).max(axis=-1) > ORTHONORMAL)
     if rough.any():
         second, _ = cholesky(G)
@@ -60,7 +59,6 @@ def robust_basis(
         frame = Frame(frame.columns, frame.scale, (*frame.factors, second))
         R = second @ R
         G, T = accumulate(frame, B, dtype)
-        assert G is not None
     return Basis(frame, G, R, T)
 
 
@@ -160,7 +158,7 @@ def _stacked_qr(frame: Frame, dtype: np.dtype) -> np.ndarray:
         rows = np.concatenate([a[lo : lo + step] for a in frame.columns], axis=-1).astype(dtype)
         if frame.scale is not None:
             rows *= frame.scale
-        R = np.linalg.qr(np.concatenate([R, rows]), mode="r")
+        R = np.asarray(np.linalg.qr(np.concatenate([R, rows]), mode="r"))
         done("basis", len(rows))
     return R
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from .._threads import share, threads
-from . import kernels
 from .frame import Frame
 from .watch import done, watched
 
@@ -25,8 +25,6 @@ MOST_BLOCKS = 64
 # Arrays that a kernel cannot read as they are get copied, at most this many bytes at a time.
 STAGE_BYTES = 1 << 23
 
-NOTHING = np.zeros((0, 0, 0))
-
 
 def block_rows(n: int) -> int:
     """How many rows a block has."""
@@ -34,83 +32,82 @@ def block_rows(n: int) -> int:
     return -(-size // 256) * 256
 
 
-def accumulate(
-    frame: Frame, B: np.ndarray | None, dtype: np.dtype, gram: bool = True
-) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """G = FᴴF (if gram) and T = FᴴB (if B is given), reading every row once.
+def accumulate(frame: Frame, B: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """G = FᴴF and T = FᴴB, reading every row once.
 
     `dtype` is the dtype of F to compute in; G has the frame's batch shape and T the broadcast one.
     """
-    if B is None or (gram and math.prod(_shared(frame.batch, B)) != frame.count):
-        G = _accumulate(frame, None, frame.batch, dtype, True)[0] if gram else None
-        T = None if B is None else _accumulate(frame, B, _shared(frame.batch, B), dtype, False)[1]
-        return G, T
-    return _accumulate(frame, B, _shared(frame.batch, B), dtype, gram)
+    batch = np.broadcast_shapes(frame.batch, B.shape[:-2])
+    if math.prod(batch) != frame.count:
+        return gram(frame, dtype), project(frame, B, dtype)
+    G, T = _accumulate(frame, B, batch, dtype, True)
+    return G.reshape(*frame.batch, *G.shape[-2:]), T
 
 
-def _shared(batch: tuple[int, ...], B: np.ndarray) -> tuple[int, ...]:
-    """The broadcast batch shape of a frame and B."""
-    return np.broadcast_shapes(batch, B.shape[:-2])
+def gram(frame: Frame, dtype: np.dtype) -> np.ndarray:
+    """G = FᴴF."""
+    return _accumulate(frame, no_vectors(frame.rows, dtype), frame.batch, dtype, True)[0]
+
+
+def project(frame: Frame, B: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """T = FᴴB."""
+    batch = np.broadcast_shapes(frame.batch, B.shape[:-2])
+    return _accumulate(frame, B, batch, dtype, False)[1]
+
+
+def no_vectors(n: int, dtype: np.dtype) -> np.ndarray:
+    """A B without columns."""
+    return np.zeros((n, 0), dtype)
 
 
 def _accumulate(
-    frame: Frame, B: np.ndarray | None, batch: tuple[int, ...], dtype: np.dtype, gram: bool
-) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Both sums for operands of one batch shape."""
-    n, m = frame.rows, frame.width
-    wide = _wide(B, dtype)
-    k = 0 if B is None else B.shape[-1]
-    G = np.zeros((*batch, m, m), dtype) if gram else None
-    T = None if B is None else np.zeros((*batch, m, k), wide)
+    frame: Frame, B: np.ndarray, batch: tuple[int, ...], dtype: np.dtype, gram: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Both sums for operands of one batch shape; G is empty unless `gram`."""
+    n, m, k = frame.rows, frame.width, B.shape[-1]
+    G = np.zeros((*batch, m, m) if gram else (*batch, 0, 0), dtype)
+    T = np.zeros((*batch, m, k), _wide(B, dtype))
     if not (math.prod(batch) and m and n):
         return G, T
-    operands = [*frame.columns] if B is None else [*frame.columns, B]
-    if _must_split(batch, operands):
+    if _must_split(batch, [*frame.columns, B]):
         for i in range(batch[0]):
-            part = _element(frame, batch, i)
-            b = None if B is None else _at(B, batch, i)
-            g, t = _accumulate(part, b, batch[1:], dtype, gram)
-            if G is not None:
-                G[i] = g
-            if T is not None:
-                T[i] = t
+            part, b = _element(frame, batch, i), _at(B, batch, i)
+            G[i], T[i] = _accumulate(part, b, batch[1:], dtype, gram)
         return G, T
     H = _sums(frame, B, batch, dtype, gram)
-    if G is not None:
+    if gram:
         G[...] = _gram_of(H, m, dtype).reshape(G.shape)
-    if T is not None:
-        T[...] = _projection_of(H, dtype, T.dtype).reshape(T.shape)
+    T[...] = _projection_of(H, dtype, T.dtype).reshape(T.shape)
     return G, T
 
 
 def _sums(
     frame: Frame,
-    B: np.ndarray | None,
+    B: np.ndarray,
     batch: tuple[int, ...],
     dtype: np.dtype,
     gram: bool,
 ) -> np.ndarray:
     """The real sums [FᵀF FᵀB] of every batch element, block by block and then as a tree."""
+    from . import kernels  # loads numba, which importing the package must not
+
     n, count = frame.rows, math.prod(batch)
     work = _Work(frame, batch, dtype)
-    b = _Operand(B, batch, _wide(B, dtype))
+    right = _Operand(B, batch, _wide(B, dtype))
     size = block_rows(n)
     blocks = -(-n // size)
-    m, k = work.width, b.width
+    m, k = work.width, right.width
     partial = np.empty((count, blocks, m, m + k))
-    for e0, e1, lo, hi in _pieces(count, n, [*work.operands, b]):
+    for e0, e1, lo, hi in _pieces(count, n, [*work.operands, right]):
         u, v = work.columns(e0, e1, lo, hi)
         scale, factors = work.shape_of(e0, e1)
-        bb = b.take(e0, e1, lo, hi)
+        b = right.take(e0, e1, lo, hi)
         first, pieces = lo // size, -(-(hi - lo) // size)
         sums = partial[e0:e1, first : first + pieces].reshape(-1, m, m + k)
-        common = (pieces, size, gram, u, v, scale, factors, bb, sums)
-        share(
-            (e1 - e0) * pieces,
-            min(size, n) * m * (m + k),
-            lambda i, j, common=common: kernels.accumulate_tasks(i, j, *common),
-        )
-        _release([*work.operands, b], lo, hi)
+        common = (pieces, size, gram, u, v, scale, factors, b, sums)
+        cost = min(size, n) * m * (m + k)
+        share((e1 - e0) * pieces, cost, _over(kernels.accumulate_tasks, common))
+        _release([*work.operands, right])
         done("accumulate", (e1 - e0) * (hi - lo))
     while partial.shape[1] > 1:
         half = partial.shape[1] // 2
@@ -150,6 +147,8 @@ def _update(
     batch: tuple[int, ...],
 ) -> None:
     """The update with a grid axis in front of Z and out."""
+    from . import kernels
+
     operands = [*frame.columns, *([] if B is None else [B])]
     if batch and (_must_split(batch, operands) or not _mergeable(out.shape[1:-2], out[0])):
         for i in range(batch[0]):
@@ -162,15 +161,15 @@ def _update(
     if B is not None:
         wide = np.result_type(wide, _wide(B, dtype))
     z = _real_factor(Z.reshape(len(Z), count, *Z.shape[-2:]).astype(wide, copy=False), dtype)
-    b = _Operand(B, batch, wide)
+    right = _Operand(B, batch, wide)
     size = block_rows(n)
     flat = np.asarray(out).reshape(len(Z), count, *out.shape[-2:])
     real_out = _real_view(flat) if _kernel_ready(flat, wide) else None
-    operands_ = [*work.operands, b]
-    for e0, e1, lo, hi in _pieces(count, n, operands_, force=real_out is None):
+    read = [*work.operands, right]
+    for e0, e1, lo, hi in _pieces(count, n, read, force=real_out is None):
         u, v = work.columns(e0, e1, lo, hi)
         scale, factors = work.shape_of(e0, e1)
-        bb = b.take(e0, e1, lo, hi)
+        b = right.take(e0, e1, lo, hi)
         whole = len(Z) == 1 or (e1 - e0, hi - lo) == (count, n)
         if real_out is not None and whole:
             target = real_out[:, e0:e1, lo:hi]
@@ -178,15 +177,12 @@ def _update(
             target = np.empty((len(Z), e1 - e0, hi - lo, z.shape[-1]), work.real)
         zz = np.ascontiguousarray(z[:, e0:e1])
         pieces = -(-(hi - lo) // size)
-        common = (pieces, size, B is not None, u, v, scale, factors, zz, bb, target)
-        share(
-            (e1 - e0) * pieces,
-            min(size, n) * work.width * z.shape[-1] * len(Z),
-            lambda i, j, common=common: kernels.update_tasks(i, j, *common),
-        )
+        common = (pieces, size, B is not None, u, v, scale, factors, zz, b, target)
+        cost = min(size, n) * work.width * z.shape[-1] * len(Z)
+        share((e1 - e0) * pieces, cost, _over(kernels.update_tasks, common))
         if real_out is None or not whole:
             flat[:, e0:e1, lo:hi] = target.view(wide)
-        _release([*operands_, out], lo, hi)
+        _release([*read, out])
         done("update", (e1 - e0) * (hi - lo))
 
 
@@ -204,7 +200,7 @@ class _Operand:
         n, r = a.shape[-2:]
         one = math.prod(a.shape[:-2]) == 1
         full = a if one else np.broadcast_to(a, (*batch, n, r))
-        self.array = np.asarray(full).reshape(-1, n, r)
+        self.array = np.asarray(full).reshape(1 if one else math.prod(batch), n, r)
         self.width = r * (2 if self.dtype.kind == "c" else 1)
 
     @property
@@ -287,9 +283,14 @@ def _pieces(
             yield e, e + 1, lo, min(lo + step, n)
 
 
-def _wide(B: np.ndarray | None, dtype: np.dtype) -> np.dtype:
+def _over(kernel: Any, common: tuple[Any, ...]) -> Callable[[int, int], object]:
+    """A kernel as a function of its range of tasks."""
+    return lambda first, last: kernel(first, last, *common)
+
+
+def _wide(B: np.ndarray, dtype: np.dtype) -> np.dtype:
     """The dtype of FᴴB: that of F, complex if B is."""
-    return np.result_type(dtype, np.complex64) if B is not None and B.dtype.kind == "c" else dtype
+    return np.result_type(dtype, np.complex64) if B.dtype.kind == "c" else dtype
 
 
 def _kernel_ready(a: np.ndarray, dtype: Any) -> bool:
@@ -372,9 +373,7 @@ def _must_split(batch: tuple[int, ...], operands: list[np.ndarray]) -> bool:
 def _mergeable(batch: tuple[int, ...], a: np.ndarray) -> bool:
     """Whether an array's leading axes can be flattened without a copy."""
     axes = [(n, s) for n, s in zip(batch, a.strides, strict=False) if n > 1]
-    return all(
-        s == n_next * s_next for (_, s), (n_next, s_next) in zip(axes, axes[1:], strict=False)
-    )
+    return all(s == n_inner * s_inner for (_, s), (n_inner, s_inner) in pairwise(axes))
 
 
 def _at(a: np.ndarray, batch: tuple[int, ...], i: int, axes: int = 2) -> np.ndarray:
@@ -402,7 +401,7 @@ def _mapping(a: Any) -> mmap.mmap | None:
     return None
 
 
-def _release(arrays: list[Any], lo: int, hi: int) -> None:
+def _release(arrays: list[Any]) -> None:
     """Give the pages of memory-mapped operands back: they stay in the system's file cache."""
     if not hasattr(mmap, "MADV_DONTNEED"):
         return
