@@ -162,6 +162,6 @@ def _overlap(a: np.ndarray, b: np.ndarray) -> bool:
     if not np.may_share_memory(a, b):
         return False
     try:
-        return bool(np.shares_memory(a, b, max_work=SEARCH)  # type: ignore[arg-type])
+        return bool(np.shares_memory(a, b, max_work=SEARCH))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
