@@ -1,4 +1,4 @@
-"""What callers may pass: checks of shapes, dtypes and t, each with a message that says what to do."""
+"""What callers may pass: checks of shapes, dtypes and t, with messages that say what to do."""
 
 from __future__ import annotations
 

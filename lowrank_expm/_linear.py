@@ -186,7 +186,7 @@ def explain(*operands: tuple[str, Any]) -> None:
     """Raise for the operand that is not finite, or for a product that overflows."""
     _check(*operands)
     names = " and ".join(name for name, _ in operands)
-    raise ValueError(f"the products of {names} overflow; scale them down or use a wider dtype")
+    raise ValueError(f"a product of {names} overflows; scale {names} down or use a wider dtype")
 
 
 def _check(*operands: tuple[str, Any]) -> None:

@@ -127,14 +127,14 @@ def update(
 
     `out` has Z's batch shape and may be B itself.
     """
-    batch = np.broadcast_shapes(frame.batch, () if B is None else B.shape[:-2])
-    grid = Z.ndim - 2 - len(batch)
     if not out.size:
         return out
-    if grid == 0:
-        _update(frame, Z[None], B, dtype, out[None], batch)
-    else:
+    batch = np.broadcast_shapes(frame.batch, () if B is None else B.shape[:-2])
+    given = Z.shape[:-2]
+    if len(given) == len(batch) + 1 and given[1:] == batch:
         _update(frame, Z, B, dtype, out, batch)
+    else:
+        _update(frame, Z[None], B, dtype, out[None], given)
     return out
 
 
