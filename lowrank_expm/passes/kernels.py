@@ -15,6 +15,8 @@ from .._numba import jit
 PANEL_BYTES = 1024
 PAD = 8
 PANELS_PER_FLUSH = 32
+# From NARROW columns on, the update works on WIDE columns at once.
+NARROW, WIDE = 4, 8
 
 
 @jit
@@ -133,11 +135,11 @@ def accumulate_tasks(first, last, blocks, size, gram, U, V, scale, factors, B, p
 def update_tasks(first, last, blocks, size, add, U, V, scale, factors, Z, B, out):
     """out[g] = B + F Z[g] (F Z[g] unless add) over the rows of each task, for each g of a grid."""
     n, m, k = U.shape[1], U.shape[2] + V.shape[2], Z.shape[3]
-    m4, k4 = -(-m // 4) * 4, -(-k // 4) * 4
+    m4, k8 = -(-m // 4) * 4, -(-k // WIDE) * WIDE if k >= NARROW else k
     panel = PANEL_BYTES // U.itemsize
     P = np.zeros((m4, min(panel, n) + PAD), U.dtype)
-    Y = np.zeros((k4, min(panel, n) + PAD), U.dtype)
-    z = np.zeros((m4, k4), U.dtype)
+    Y = np.zeros((k8, min(panel, n) + PAD), U.dtype)
+    z = np.zeros((k8, m4), U.dtype)
     for task in range(first, last):
         e, start = task // blocks, (task % blocks) * size
         b = min(e, B.shape[0] - 1)
@@ -145,9 +147,14 @@ def update_tasks(first, last, blocks, size, add, U, V, scale, factors, Z, B, out
             rows = min(panel, min(start + size, n) - lo)
             _frame_rows(U, V, scale, factors, e, lo, rows, P)
             for g in range(Z.shape[0]):
-                z[:m, :k] = Z[g, e]
-                for c in range(0, k4, 4):
-                    _panel_product(P, z, c, rows, Y)
+                if lo == start or Z.shape[0] > 1:
+                    z[:k, :m] = Z[g, e].T
+                if k >= NARROW:
+                    for c in range(0, k8, WIDE):
+                        _eight_columns(P, z, c, rows, Y)
+                else:
+                    for c in range(k):
+                        _one_column(P, z[c], rows, Y[c])
                 if add:
                     _write(B[b], out[g, e], Y, lo, rows)
                 else:
@@ -157,22 +164,44 @@ def update_tasks(first, last, blocks, size, add, U, V, scale, factors, Z, B, out
 
 
 @jit
-def _panel_product(P, z, c, rows, Y):
-    """Y[c:c+4] = z[:, c:c+4]ᵀ P over one panel."""
-    y0, y1, y2, y3 = Y[c], Y[c + 1], Y[c + 2], Y[c + 3]
+def _one_column(P, z, rows, y):
+    """y = Pᵀ z over one panel."""
     for q in range(rows):
-        y0[q] = y1[q] = y2[q] = y3[q] = 0
+        y[q] = 0
     for j in range(0, P.shape[0], 4):
         p0, p1, p2, p3 = P[j], P[j + 1], P[j + 2], P[j + 3]
-        a0, a1, a2, a3 = z[j, c], z[j + 1, c], z[j + 2, c], z[j + 3, c]
-        b0, b1, b2, b3 = z[j, c + 1], z[j + 1, c + 1], z[j + 2, c + 1], z[j + 3, c + 1]
-        c0, c1, c2, c3 = z[j, c + 2], z[j + 1, c + 2], z[j + 2, c + 2], z[j + 3, c + 2]
-        d0, d1, d2, d3 = z[j, c + 3], z[j + 1, c + 3], z[j + 2, c + 3], z[j + 3, c + 3]
+        a0, a1, a2, a3 = z[j], z[j + 1], z[j + 2], z[j + 3]
         for q in range(rows):
-            y0[q] += a0 * p0[q] + a1 * p1[q] + a2 * p2[q] + a3 * p3[q]
-            y1[q] += b0 * p0[q] + b1 * p1[q] + b2 * p2[q] + b3 * p3[q]
-            y2[q] += c0 * p0[q] + c1 * p1[q] + c2 * p2[q] + c3 * p3[q]
-            y3[q] += d0 * p0[q] + d1 * p1[q] + d2 * p2[q] + d3 * p3[q]
+            y[q] += a0 * p0[q] + a1 * p1[q] + a2 * p2[q] + a3 * p3[q]
+
+
+@jit
+def _eight_columns(P, z, c, rows, Y):
+    """Y[c:c+8] = z[c:c+8] P over one panel; operands are loaded once, before any store."""
+    y0, y1, y2, y3 = Y[c], Y[c + 1], Y[c + 2], Y[c + 3]
+    y4, y5, y6, y7 = Y[c + 4], Y[c + 5], Y[c + 6], Y[c + 7]
+    for q in range(rows):
+        y0[q] = y1[q] = y2[q] = y3[q] = y4[q] = y5[q] = y6[q] = y7[q] = 0
+    for j in range(0, P.shape[0], 4):
+        p0, p1, p2, p3 = P[j], P[j + 1], P[j + 2], P[j + 3]
+        a0, a1, a2, a3 = z[c, j], z[c, j + 1], z[c, j + 2], z[c, j + 3]
+        b0, b1, b2, b3 = z[c + 1, j], z[c + 1, j + 1], z[c + 1, j + 2], z[c + 1, j + 3]
+        c0, c1, c2, c3 = z[c + 2, j], z[c + 2, j + 1], z[c + 2, j + 2], z[c + 2, j + 3]
+        d0, d1, d2, d3 = z[c + 3, j], z[c + 3, j + 1], z[c + 3, j + 2], z[c + 3, j + 3]
+        e0, e1, e2, e3 = z[c + 4, j], z[c + 4, j + 1], z[c + 4, j + 2], z[c + 4, j + 3]
+        f0, f1, f2, f3 = z[c + 5, j], z[c + 5, j + 1], z[c + 5, j + 2], z[c + 5, j + 3]
+        g0, g1, g2, g3 = z[c + 6, j], z[c + 6, j + 1], z[c + 6, j + 2], z[c + 6, j + 3]
+        h0, h1, h2, h3 = z[c + 7, j], z[c + 7, j + 1], z[c + 7, j + 2], z[c + 7, j + 3]
+        for q in range(rows):
+            x0, x1, x2, x3 = p0[q], p1[q], p2[q], p3[q]
+            y0[q] += a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
+            y1[q] += b0 * x0 + b1 * x1 + b2 * x2 + b3 * x3
+            y2[q] += c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3
+            y3[q] += d0 * x0 + d1 * x1 + d2 * x2 + d3 * x3
+            y4[q] += e0 * x0 + e1 * x1 + e2 * x2 + e3 * x3
+            y5[q] += f0 * x0 + f1 * x1 + f2 * x2 + f3 * x3
+            y6[q] += g0 * x0 + g1 * x1 + g2 * x2 + g3 * x3
+            y7[q] += h0 * x0 + h1 * x1 + h2 * x2 + h3 * x3
 
 
 @jit

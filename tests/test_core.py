@@ -1,0 +1,519 @@
+"""core/: m × m mathematics. Nothing here has a long axis.
+
+Tolerances are C·u·max(1, θ): forming exp(tS) from rounded data already costs u·θ.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import mpmath
+import numpy as np
+import pytest
+
+from lowrank_expm import core
+from lowrank_expm.core import certificate, exponential, pade, selection
+from lowrank_expm.core.compiled import skew_cores
+
+from . import generators as gen
+from . import naive
+
+EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
+TABLES = {
+    "float32": (selection.ORDERS_32, selection.THETAS_32),
+    "float64": (selection.ORDERS_64, selection.THETAS_64),
+}
+THRESHOLDS = [
+    (precision, i, order, theta)
+    for precision, (orders, thetas) in TABLES.items()
+    for i, (order, theta) in enumerate(zip(orders, thetas, strict=True))
+]
+FORMS = ("J", "W", "W and G")
+
+
+def last_exponent(dtype):
+    """The contract's largest angle, 0.01/u, as a power of ten."""
+    return 13 if dtype in gen.DOUBLES else 5
+
+
+def skew_matrix(rng, m, dtype, batch=()):
+    """A skew-Hermitian matrix of 2-norm one."""
+    a = gen.normal(rng, (*batch, m, m), np.result_type(dtype, np.float64))
+    a = a - np.conj(np.swapaxes(a, -1, -2))
+    return (a / np.linalg.norm(a, 2, axis=(-2, -1), keepdims=True)).astype(dtype)
+
+
+def gram_matrix(rng, m, dtype, batch=()):
+    """A well-conditioned Gram matrix with eigenvalues around one."""
+    X = gen.normal(rng, (*batch, 12 * m, m), np.result_type(dtype, np.float64)) / math.sqrt(12 * m)
+    return (np.conj(np.swapaxes(X, -1, -2)) @ X).astype(dtype)
+
+
+def operands(rng, m, dtype, form, batch=()):
+    """(G, W) of one of the three forms that the routes use."""
+    G = None if form == "W" else gram_matrix(rng, m, dtype, batch)
+    W = None if form == "J" else skew_matrix(rng, m, dtype, batch)
+    return G, W
+
+
+def real(dtype, value):
+    return np.asarray(value, np.empty(0, dtype).real.dtype)
+
+
+def generic_core(G, t, W):
+    """The array-API core with t as `core.skew` takes it."""
+    return exponential.skew_core(G, t[..., None, None], W)
+
+
+def mp_phi1(A):
+    """φ₁(A) of a small matrix, from the exponential of [[A, I], [0, 0]] with 60 digits."""
+    m = A.shape[0]
+    with mpmath.workdps(60):
+        block = mpmath.zeros(2 * m)
+        for i, j in itertools.product(range(m), range(m)):
+            block[i, j] = mpmath.mpmathify(complex(A[i, j]))
+        for i in range(m):
+            block[i, m + i] = 1
+        E = mpmath.expm(block)
+        return [[E[i, m + j] for j in range(m)] for i in range(m)]
+
+
+def mp_distance(A, exact):
+    """‖A − exact‖_F, the difference taken with 60 digits."""
+    with mpmath.workdps(60):
+        squares = (
+            abs(mpmath.mpmathify(complex(A[i, j])) - exact[i][j]) ** 2
+            for i, j in itertools.product(range(len(exact)), range(len(exact)))
+        )
+        return float(mpmath.sqrt(mpmath.fsum(squares)))
+
+
+# --- selection -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("precision", "i", "order", "theta"), THRESHOLDS)
+@pytest.mark.parametrize("factor", [1 - 1e-15, 1.0, 1 + 1e-15])
+def test_selected_branch_at_each_threshold(precision, i, order, theta, factor):
+    orders, thetas = TABLES[precision]
+    alpha = theta * factor
+    if alpha <= theta:
+        expected = (order, 0)
+    elif i + 1 < len(orders):
+        expected = (orders[i + 1], 0)
+    else:
+        expected = (order, 1)
+    assert selection.select(alpha, orders, thetas) == expected
+
+
+@pytest.mark.parametrize("precision", TABLES)
+def test_selected_branch_between_adjacent_thresholds(precision):
+    orders, thetas = TABLES[precision]
+    for order, low, high in zip(orders, (0.0, *thetas[:-1]), thetas, strict=True):
+        assert selection.select((low + high) / 2, orders, thetas) == (order, 0)
+        assert selection.select(math.nextafter(low, 1e9), orders, thetas) == (order, 0)
+
+
+@pytest.mark.parametrize("precision", TABLES)
+@pytest.mark.parametrize("s", [1, 2, 3, 8, 40])
+def test_every_doubling_of_the_last_threshold_adds_one_squaring(precision, s):
+    orders, thetas = TABLES[precision]
+    top = thetas[-1] * 2.0**s
+    assert selection.select(top, orders, thetas) == (orders[-1], s)
+    assert selection.select(math.nextafter(top, math.inf), orders, thetas) == (orders[-1], s + 1)
+    assert selection.select(0.75 * top, orders, thetas) == (orders[-1], s)
+
+
+@pytest.mark.parametrize("precision", TABLES)
+def test_selection_is_monotone_and_pure(precision):
+    orders, thetas = TABLES[precision]
+    alphas = [0.0, *np.geomspace(1e-300, 1e300, 4001).tolist()]
+    chosen = [selection.select(a, orders, thetas) for a in alphas]
+    assert chosen == [selection.select(a, orders, thetas) for a in alphas]
+    effort = [(s, order) for order, s in chosen]
+    assert effort == sorted(effort)
+    assert {order for order, _ in chosen} == set(orders)
+
+
+@pytest.mark.parametrize("precision", TABLES)
+@pytest.mark.parametrize("alpha", [math.nan, math.inf])
+def test_a_size_that_is_not_finite_selects_minus_one(precision, alpha):
+    assert selection.select(alpha, *TABLES[precision])[1] == -1
+
+
+@pytest.mark.parametrize("precision", TABLES)
+def test_table_belongs_to_the_precision(precision):
+    assert selection.table(EPS[precision]) == TABLES[precision]
+
+
+@pytest.mark.parametrize(("precision", "i", "order", "theta"), THRESHOLDS)
+@pytest.mark.parametrize("factor", [0.999, 1.001])
+@pytest.mark.parametrize("twin", [skew_cores, generic_core], ids=["compiled", "array API"])
+def test_cores_take_the_branch_that_their_angle_selects(precision, i, order, theta, factor, twin):
+    """One plane: every norm that the selection looks at is the angle itself."""
+    W = np.array([[0.0, 1.0], [-1.0, 0.0]], precision)
+    found = twin(None, real(precision, theta * factor), W)
+    assert (found.order, found.squarings) == selection.select(theta * factor, *TABLES[precision])
+
+
+def test_a_basis_with_a_large_norm_is_not_overscaled():
+    """‖A⁴‖^¼ decides: a nilpotent A of norm 1e6 has no eigenvalue that needs a squaring."""
+    G = np.diag([1e6, 0.0])
+    for twin in (skew_cores, generic_core):
+        # As W, for the J form would drop the pair with a zero column.
+        J = np.array([[0.0, 1.0], [-1.0, 0.0]])
+        found = twin(G, real("float64", 1.0), J)
+        assert found.squarings == 0
+        assert np.allclose(found.C @ G, [[0.0, 0.0], [-1e6, 0.0]], rtol=1e-15, atol=0)
+
+
+# --- φ₁ --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("precision", "i", "order", "theta"), THRESHOLDS)
+def test_phi1_at_the_threshold_of_its_order_for_a_skew_matrix(precision, i, order, theta):
+    rng = np.random.default_rng(i)
+    u = EPS[precision] / 2
+    A = skew_matrix(rng, 4, precision).astype(float)
+    A = (A * (0.9999 * theta / np.abs(A).sum(0).max())).astype(precision)
+    powers = [np.linalg.matrix_power(A.astype(precision), p) for p in (2, 4, 6)]
+    P, V = pade.numerator_parts(powers if order > 5 else powers[: order // 2], order)
+    phi = 2 * np.linalg.solve(V - A @ P, P)
+    # |φ₁| ≤ 1 on the imaginary axis and V − U is well-conditioned there: a few roundings.
+    assert mp_distance(phi, mp_phi1(A)) <= 20 * u
+
+
+@pytest.mark.parametrize("dtype", gen.DTYPES)
+@pytest.mark.parametrize("factor", [0.999, 1.001])
+def test_general_core_is_phi1_on_both_sides_of_each_threshold(dtype, factor):
+    rng = np.random.default_rng(3)
+    orders, thetas = selection.table(float(np.finfo(dtype).eps))
+    for theta in thetas:
+        M = gen.normal(rng, (3, 3), dtype)
+        M = (M * (factor * theta / np.abs(M).sum(0).max())).astype(dtype)
+        found = core.general(M, real(dtype, 1.0))
+        exact = mp_phi1(M)
+        # The eigenvalues reach to the right half plane: exp(‖M‖) bounds what rounding can grow to.
+        tolerance = 20 * gen.unit(dtype) * math.exp(np.linalg.norm(M, 2))
+        assert found.order in orders
+        assert mp_distance(found.C, exact) <= tolerance
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_general_core_with_complex_t(dtype):
+    rng = np.random.default_rng(4)
+    M = gen.normal(rng, (3, 3), dtype).astype(complex)
+    t = 0.3 + 2.0j
+    found = core.general(M, np.asarray(t))
+    exact = mp_phi1(t * M)
+    C = found.C / t
+    size = math.exp(abs(t) * np.linalg.norm(M, 2))
+    assert mp_distance(C, exact) <= 20 * gen.unit(dtype) * size
+
+
+# --- the two twins ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", gen.DTYPES)
+def test_twins_agree(dtype, form):
+    rng = np.random.default_rng(1)
+    u = gen.unit(dtype)
+    for m in range(2, 33, 2 if form == "J" else 1):
+        G, W = operands(rng, m, dtype, form)
+        for exponent in range(-12, last_exponent(dtype) + 1, 3):
+            t = real(dtype, 10.0**exponent)
+            one, two = skew_cores(G, t, W), generic_core(G, t, W)
+            assert (one.order, one.squarings) == (two.order, two.squarings)
+            assert one.C.dtype == two.C.dtype == dtype
+            # G is within a factor of two of the identity, so ‖C‖ is that of exp(tS) − I, and
+            # both are within u·θ of it; √m for m sums.
+            size = np.linalg.norm(two.C)
+            assert np.linalg.norm(one.C - two.C) <= (
+                20 * u * math.sqrt(m) * max(size, 10.0**exponent)
+            )
+            assert one.bound == pytest.approx(two.bound, rel=100 * m * u)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", gen.DTYPES)
+def test_twins_agree_on_a_batch_and_a_grid(dtype, form):
+    rng = np.random.default_rng(2)
+    G, W = operands(rng, 6, dtype, form, (2, 1))
+    t = real(dtype, [[[1e-6, 0.3, 40.0]], [[0.0, -2.0, 1.0]]])
+    one, two = skew_cores(G, t, W), generic_core(G, t, W)
+    assert one.C.shape == two.C.shape == (2, 2, 3, 6, 6)
+    assert one.bound.shape == two.bound.shape == (2, 2, 3)
+    assert (one.order, one.squarings) == (two.order, two.squarings)
+    scale = np.maximum(np.linalg.norm(two.C, axis=(-2, -1)), np.abs(t))
+    error = np.linalg.norm(one.C - two.C, axis=(-2, -1))
+    assert (error <= 20 * gen.unit(dtype) * math.sqrt(6) * scale).all()
+
+
+def test_twins_agree_on_a_batch_whose_largest_norm_is_not_its_largest_size():
+    """One element's ‖A‖ is large but its ‖A⁴‖^¼ is not; the other's is plainly small."""
+    J = np.array([[0.0, 1.0], [-1.0, 0.0]])
+    G = np.stack([np.diag([4.0, 1e-12]), np.diag([0.2, 1e-12])])
+    W = np.broadcast_to(J, (2, 2, 2))
+    t = real("float64", 1.0)
+    one, two = skew_cores(G, t, W), generic_core(G, t, W)
+    assert (one.order, one.squarings) == (two.order, two.squarings)
+
+
+@pytest.mark.parametrize("m", [2, 32, 64, 66, 80])
+def test_either_twin_serves_the_same_function(m):
+    """`core.skew` chooses by size; the largest here are beyond the compiled loops."""
+    rng = np.random.default_rng(m)
+    G, _ = operands(rng, m, "float64", "J", (2,))
+    t = real("float64", 0.7)
+    found, other = core.skew(G, t), generic_core(G, t, None)
+    assert (found.order, found.squarings) == (other.order, other.squarings)
+    assert np.linalg.norm(found.C - other.C) <= 20 * m * 2.0**-53
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", gen.DTYPES)
+def test_core_needs_only_the_array_api_standard(library, dtype, form):
+    """The strict library has nothing else, and mixes no devices."""
+    rng = np.random.default_rng(5)
+    G, W = operands(rng, 4, dtype, form, (3,))
+    t = real(dtype, [[[[1e-3]]], [[[0.2]]], [[[1.5]]], [[[500.0]]]])
+    given = [None if a is None else library.asarray(a) for a in (G, W)]
+    found = exponential.skew_core(given[0], library.asarray(t), given[1])
+    expected = exponential.skew_core(G, t, W)
+    assert (found.order, found.squarings) == (expected.order, expected.squarings)
+    C = library.numpy(found.C)
+    assert C.dtype == dtype
+    # The same operations: only the order inside a product may differ.
+    assert np.abs(C - expected.C).max() <= 20 * gen.unit(dtype) * 500
+    assert library.numpy(found.bound) == pytest.approx(expected.bound, rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", gen.DTYPES)
+def test_general_core_needs_only_the_array_api_standard(library, dtype):
+    M = gen.normal(np.random.default_rng(6), (2, 3, 3), dtype)
+    t = real(dtype, [[[[0.1]]], [[[3.0]]]])
+    found = exponential.general_core(library.asarray(M), library.asarray(t))
+    expected = exponential.general_core(M, t)
+    assert (found.order, found.squarings) == (expected.order, expected.squarings)
+    size = np.abs(expected.C).max()
+    assert np.abs(library.numpy(found.C) - expected.C).max() <= 100 * gen.unit(dtype) * size
+
+
+def test_dispatch_takes_any_library(library):
+    G = gram_matrix(np.random.default_rng(7), 4, "float64")
+    found = core.skew(library.asarray(G), library.asarray(np.asarray(0.5)))
+    expected = core.skew(G, np.asarray(0.5))
+    assert np.abs(library.numpy(found.C) - expected.C).max() <= 20 * 2.0**-53
+
+
+# --- batches ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("twin", [skew_cores, generic_core], ids=["compiled", "array API"])
+def test_small_elements_of_a_batch_lose_nothing(twin):
+    """Norms from 1e-12 to 3e3 share one number of squarings; errors are relative to ‖C‖."""
+    W = skew_matrix(np.random.default_rng(8), 4, "float64")
+    sizes = np.array([1e-12, 1e-8, 1e-3, 1.0, 30.0, 3e3])
+    batch = sizes[:, None, None] * W
+    found = twin(None, real("float64", 1.0), batch)
+    assert found.squarings >= 8
+    for size, A, C in zip(sizes.tolist(), batch, found.C, strict=True):
+        with mpmath.workdps(60):
+            exact = mpmath.expm(mpmath.matrix(A.tolist())) - mpmath.eye(4)
+            rows = [[exact[i, j] for j in range(4)] for i in range(4)]
+        assert mp_distance(C, rows) <= 40 * 2.0**-53 * max(np.linalg.norm(C), size)
+
+
+@pytest.mark.parametrize("twin", [skew_cores, generic_core], ids=["compiled", "array API"])
+def test_a_grid_of_t_runs_over_the_batch(twin):
+    rng = np.random.default_rng(9)
+    G = gram_matrix(rng, 4, "float64", (3,))
+    t = np.array([[0.1], [2.0]])
+    C = twin(G, t, None).C
+    assert C.shape == (2, 3, 4, 4)
+    for i, j in np.ndindex(2, 3):
+        single = twin(G[j], t[i, 0], None).C
+        assert np.linalg.norm(C[i, j] - single) <= 20 * 2.0**-53 * max(1, np.linalg.norm(single))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("m", [0, 2, 70])
+@pytest.mark.parametrize("batch", [(), (0,), (2, 0), (3,)])
+def test_empty_matrices_and_empty_batches_keep_their_shape(batch, m, form):
+    G = np.broadcast_to(np.eye(m), (*batch, m, m))
+    W = None if form == "J" else np.zeros((*batch, m, m))
+    found = core.skew(None if form == "W" else G, real("float64", 0.5), W)
+    assert found.C.shape == (*batch, m, m)
+    assert found.bound.shape == batch
+    assert found.squarings == 0
+    grid = core.skew(None if form == "W" else G, np.ones((4, *(1,) * len(batch))), W)
+    assert grid.C.shape == (4, *batch, m, m)
+    assert grid.bound.shape == (4, *batch)
+
+
+def test_general_core_of_an_empty_matrix():
+    assert core.general(np.zeros((2, 0, 0)), np.asarray(1.0)).C.shape == (2, 0, 0)
+    assert core.general(np.zeros((0, 3, 3)), np.asarray(1.0)).C.shape == (0, 3, 3)
+
+
+# --- unitarity -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", gen.DTYPES)
+@pytest.mark.parametrize("twin", [skew_cores, generic_core], ids=["compiled", "array API"])
+def test_defect_stays_at_rounding_level_up_to_the_largest_angle(dtype, twin):
+    """25 u √m, at 1e13 in double precision and 1e5 in single; a squaring alone doubles it."""
+    for m, exponent in itertools.product((2, 4, 16), range(0, last_exponent(dtype) + 1, 4)):
+        W = skew_matrix(np.random.default_rng(m), m, dtype)
+        for e in {exponent, last_exponent(dtype)}:
+            C = twin(None, real(dtype, 10.0**e), W).C
+            defect = naive.defect_mp(np.eye(m), C)
+            assert defect <= 25 * gen.unit(dtype) * math.sqrt(m)
+
+
+@pytest.mark.parametrize("dtype", gen.DTYPES)
+@pytest.mark.parametrize("twin", [skew_cores, generic_core], ids=["compiled", "array API"])
+def test_defect_of_the_gram_form_at_the_largest_angle(dtype, twin):
+    rng = np.random.default_rng(11)
+    X = np.concatenate(gen.with_norm(rng, 30, 3, dtype, 1.0), axis=-1)
+    G = naive.embed(X).transposed @ naive.embed(X)
+    G = naive.Exact(G, np.iscomplexobj(X)).round().astype(dtype)
+    C = twin(G, real(dtype, 10.0 ** last_exponent(dtype)), None).C
+    assert naive.defect_mp(X, C) <= 25 * gen.unit(dtype) * math.sqrt(6)
+
+
+@pytest.mark.parametrize("gram", [True, False])
+@pytest.mark.parametrize("dtype", gen.DTYPES)
+def test_polish_squares_the_defect(dtype, gram):
+    rng = np.random.default_rng(12)
+    m, u = 6, gen.unit(dtype)
+    F = gen.normal(rng, (20, m), np.result_type(dtype, float)) / 5 if gram else np.eye(m)
+    F = F.astype(dtype)
+    G = np.conj(F.T) @ F if gram else None
+    C = exponential.skew_core(G, real(dtype, 1.3), skew_matrix(rng, m, dtype)).C
+    size = math.sqrt(u) / 10
+    rough = C + (size * gen.normal(rng, (m, m), dtype)).astype(dtype)
+    before, after = (naive.defect_mp(F, c) for c in (rough, exponential.polish(rough, G)))
+    assert before > 100 * u
+    # One Newton–Schulz step leaves 3/4 of the square, and rounding.
+    assert after <= before**2 + 25 * u * math.sqrt(m)
+
+
+@pytest.mark.parametrize("dtype", gen.DTYPES)
+@pytest.mark.parametrize("kind", ["generic", "nearly_parallel", "parallel_at_random", "huge"])
+def test_certificate_lies_above_the_defect(dtype, kind):
+    rng = np.random.default_rng(13)
+    for _ in range(8):
+        X = np.concatenate(gen.MAKERS[kind](rng, 12, 2, dtype), axis=-1)
+        G = naive.Exact(
+            naive.embed(X).transposed @ naive.embed(X), np.iscomplexobj(X)
+        ).round().astype(dtype)
+        for twin in (skew_cores, generic_core):
+            found = twin(G, real(dtype, 1.0), None)
+            assert naive.defect_mp(X, found.C) <= float(found.bound)
+
+
+def test_certificate_without_a_gram_matrix_is_that_of_the_identity():
+    C = gen.normal(np.random.default_rng(14), (3, 4, 4), "complex128")
+    given = np.broadcast_to(np.eye(4, dtype=complex), (3, 4, 4))
+    assert certificate.defect_bound(C, None) == pytest.approx(certificate.defect_bound(C, given))
+    # Never below a few roundings, whatever the core.
+    assert certificate.defect_bound(np.zeros((2, 2)), None) == 8 * 2.0**-53
+
+
+# --- balancing -------------------------------------------------------------------------------
+
+
+def balanced_pair(rng, dtype):
+    X = gen.normal(rng, (20, 6), dtype)
+    return np.conj(X.T) @ X
+
+
+@pytest.mark.parametrize("dtype", gen.DTYPES)
+def test_balance_gives_reciprocal_powers_of_two(dtype):
+    G = balanced_pair(np.random.default_rng(15), dtype)
+    scale = real(dtype, [1.0, 1e4, 1e-5, 1e3, 1.0, 1e5])
+    D = exponential.balance(scale[:, None] * G * scale)
+    assert (np.frexp(D)[0] == 0.5).all()
+    assert (D[:3] * D[3:] == 1).all()
+    lengths = D * scale * np.sqrt(np.diagonal(G).real)
+    ratio = lengths[:3] / lengths[3:]
+    # The best power of two leaves a ratio between 1/2 and 2.
+    assert ((ratio >= 0.499) & (ratio <= 2.001)).all()
+
+
+@pytest.mark.parametrize("dtype", gen.DTYPES)
+@pytest.mark.parametrize("twin", [skew_cores, generic_core], ids=["compiled", "array API"])
+def test_balancing_is_exact(dtype, twin):
+    """Columns scaled by powers of two: the core is the same bits, scaled back."""
+    G = balanced_pair(np.random.default_rng(16), dtype) / 16
+    c = 2.0 ** np.array([12.0, -9.0, 0.0])
+    D = real(dtype, np.concatenate([c, 1 / c]))
+    t = real(dtype, 0.8)
+    plain = twin(G, t, None)
+    scaled = twin((D[:, None] * G * D).astype(dtype), t, None)
+    assert (scaled.order, scaled.squarings) == (plain.order, plain.squarings)
+    assert (D[:, None] * scaled.C * D == plain.C).all()
+    assert scaled.bound == plain.bound
+
+
+@pytest.mark.parametrize("twin", [skew_cores, generic_core], ids=["compiled", "array API"])
+def test_a_pair_with_a_zero_column_adds_nothing(twin):
+    rng = np.random.default_rng(17)
+    X = gen.normal(rng, (20, 6), "complex128") / 4
+    X[:, 1] = 0
+    G = np.conj(X.T) @ X
+    t = real("complex128", 1.1)
+    C = twin(G, t, None).C
+    live = [0, 2, 3, 5]
+    assert np.isfinite(C).all()
+    assert not C[[1, 4]].any()
+    assert not C[:, [1, 4]].any()
+    less = twin(np.ascontiguousarray(G[np.ix_(live, live)]), t, None).C
+    assert np.linalg.norm(C[np.ix_(live, live)] - less) <= 40 * 2.0**-53 * np.linalg.norm(less)
+
+
+@pytest.mark.parametrize("twin", [skew_cores, generic_core], ids=["compiled", "array API"])
+def test_zero_matrices_give_zero_cores(twin):
+    for dtype in gen.DTYPES:
+        found = twin(np.zeros((2, 4, 4), dtype), real(dtype, 3.0), None)
+        assert not found.C.any()
+        assert (found.order, found.squarings) == (3, 0)
+
+
+# --- overflow --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("m", [2, 80])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_matrix_that_overflows_is_refused(dtype, m):
+    W = skew_matrix(np.random.default_rng(18), m, dtype) * np.finfo(dtype).max ** 0.9
+    W = W.astype(dtype)
+    with np.errstate(all="ignore"), pytest.raises(ValueError, match="overflows the dtype"):
+        core.skew(None, real(dtype, np.finfo(dtype).max ** 0.5), W)
+
+
+def test_one_element_that_overflows_refuses_the_batch():
+    W = np.stack([np.eye(2), np.eye(2)])[..., ::-1] * np.array([1.0, -1.0])
+    t = np.array([1.0, 1e200])
+    W[1] *= 1e200
+    with pytest.raises(ValueError, match="scale t, U or V down"):
+        core.skew(None, t, W)
+
+
+def test_general_core_that_overflows_is_refused():
+    with np.errstate(all="ignore"), pytest.raises(ValueError, match="overflows the dtype"):
+        core.general(np.full((2, 2), 1e200), np.asarray(1e200))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_squares_of_a_large_matrix_do_not_overflow(dtype):
+    """A², A⁴ and A⁶ are formed from A divided by its size."""
+    size = np.finfo(dtype).max ** 0.75
+    W = np.array([[0.0, size], [-size, 0.0]], dtype)
+    for twin in (skew_cores, generic_core):
+        C = twin(None, real(dtype, 1.0), W).C
+        assert np.isfinite(C).all()
+        # The angle has no digits left, but the matrix is still a rotation.
+        assert naive.defect_mp(np.eye(2), C) <= 25 * gen.unit(dtype) * math.sqrt(2)
