@@ -108,9 +108,14 @@ def times(t: Any, *, real: bool = True) -> Times:
 
 
 def floating(*operands: Any) -> np.dtype:
-    """The promoted inexact dtype of arrays, dtypes and Python numbers."""
-    dtype = np.result_type(*operands)
-    return dtype if dtype.kind in "fc" else np.dtype(np.float64)
+    """The promoted dtype of arrays, dtypes and Python numbers; integers count as float64."""
+    return np.result_type(*(_inexact(a) for a in operands))
+
+
+def _inexact(a: Any) -> Any:
+    """What an operand contributes to a promotion."""
+    dtype = a if isinstance(a, np.dtype) else getattr(a, "dtype", None)
+    return a if dtype is None or dtype.kind in "fc" else np.dtype(np.float64)
 
 
 def real_part(dtype: np.dtype) -> np.dtype:

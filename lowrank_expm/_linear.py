@@ -42,6 +42,7 @@ def solve(
     method: str,
     real: np.dtype,
     G: np.ndarray | None = None,
+    T: np.ndarray | None = None,
 ) -> Solution:
     """The exponential of t(U Vᴴ − V Uᴴ) in precision `real`, with T = FᴴB if B is given.
 
@@ -56,11 +57,8 @@ def solve(
     frame = Frame((U, V))
     if B is None:
         B = no_vectors(n, dtype)
-    if G is None:
-        G, T = accumulate(frame, B, dtype)
-    else:
-        T = project(frame, B, dtype)
-    frame, G, T = in_range(frame, G, T, B, ts, dtype)
+    if T is None or G is None:
+        frame, G, T = gram_in_range(frame, B, ts, dtype, G)
     ts = ts.reshape(ts.shape + (1,) * (G.ndim - 2)) if ts.ndim else ts
     size = _size(np.diagonal(G, axis1=-2, axis2=-1).real)
     if method == "qr":
@@ -126,19 +124,18 @@ def _size(lengths_squared: np.ndarray) -> np.ndarray:
     return np.linalg.norm(d[..., :r] * d[..., r:], axis=-1)
 
 
-def in_range(
-    frame: Frame,
-    G: np.ndarray,
-    T: np.ndarray,
-    B: np.ndarray,
-    t: np.ndarray,
-    dtype: np.dtype,
+def gram_in_range(
+    frame: Frame, B: np.ndarray, t: np.ndarray, dtype: np.dtype, G: np.ndarray | None = None
 ) -> tuple[Frame, np.ndarray, np.ndarray]:
     """Frame, G and T such that no square over- or underflowed in a way that matters.
 
     Squares of column lengths leave the exponent range before the columns do; then the columns
     are balanced by powers of two where the passes read them.
     """
+    if G is None:
+        G, T = accumulate(frame, B, dtype)
+    else:
+        T = project(frame, B, dtype)
     if G.size and not _squares_fit(G, t):
         frame = balanced(frame, dtype)
         G, T = accumulate(frame, B, dtype)

@@ -326,13 +326,17 @@ class LowRankSkew:
             return np.sort(np.concatenate([found, rest], axis=-1), axis=-1)
         if not r:
             return np.zeros((*self._batch, 0), real)
-        B = no_vectors(n, dtype)
-        frame, G, _ = _linear.in_range(
-            Frame((self.U, self.V)), self._gram(real), B, B, np.ones((), real), dtype
+        frame, G, _ = _linear.gram_in_range(
+            Frame((self.U, self.V)),
+            no_vectors(n, dtype),
+            np.ones((), real),
+            dtype,
+            self._gram(real),
         )
         G, R = _linear.orthonormal(frame, G, dtype)
-        L = np.linalg.cholesky(G)
-        K = np.conj(np.matrix_transpose(L)) @ R
+        values, vectors = np.linalg.eigh(G)
+        root = np.sqrt(np.maximum(values, 0))[..., None] * np.conj(np.matrix_transpose(vectors))
+        K = root @ R
         M = K[..., :r] @ np.conj(np.matrix_transpose(K[..., r:]))
         return np.linalg.eigvalsh(-1j * (M - np.conj(np.matrix_transpose(M))))
 

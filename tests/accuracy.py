@@ -122,6 +122,14 @@ def _median(values: gen.Array) -> float | None:
     return float(np.median(values)) if values.size else None
 
 
+def _plain(row: Row) -> Row:
+    """JSON has no NaN and no infinity: null stands for both."""
+    return {
+        key: None if isinstance(value, float) and not np.isfinite(value) else value
+        for key, value in row.items()
+    }
+
+
 PairMaker = Callable[[np.random.Generator], gen.Pair]
 CASES: dict[str, PairMaker] = {
     "generic": lambda rng: gen.generic(rng, 24, 3, "float64"),
@@ -217,7 +225,9 @@ def main(argv: list[str] | None = None) -> int:
     records = [record for i in indices for record in measure(draw(options.seed, i))]
     rows, comparison = summarise(records), compare(options.seed)
     if options.json:
-        print(json.dumps({"contract": rows, "comparison": comparison}, ensure_ascii=False))
+        tables = {"contract": rows, "comparison": comparison}
+        plain = {name: [_plain(row) for row in part] for name, part in tables.items()}
+        print(json.dumps(plain, ensure_ascii=False))
         return 0
     terminal = sys.stdout.isatty()
     console = Console(width=None if terminal else 200)

@@ -217,8 +217,8 @@ def test_auto_stays_with_gram_on_generic_problems(dtype):
 @pytest.mark.parametrize("method", ROUTES)
 @pytest.mark.parametrize("dtype", gen.DTYPES)
 def test_wide_factors(dtype, method):
-    """m = 32 and 64: the sizes beyond the small compiled core."""
-    for n, r in [(40, 16), (70, 32)]:
+    """m = 32, and in real arithmetic 80: beyond the sizes that are compiled."""
+    for n, r in [(40, 16)] if dtype.startswith("c") else [(40, 16), (90, 40)]:
         U, V = gen.generic(np.random.default_rng(r), n, r, dtype)
         Q = LowRankSkew(U, V, method=method).expm(0.3)
         assert naive.defects(Q) <= defect_limit(U, "qr" if method == "qr" else "auto")

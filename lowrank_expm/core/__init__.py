@@ -6,10 +6,10 @@ Nothing in here knows the long axis.
 from __future__ import annotations
 
 from .._array import Array, is_numpy, namespace
-from . import exponential
+from . import derivative, exponential
 from .exponential import Core
 
-__all__ = ["Core", "general", "skew"]
+__all__ = ["Core", "general", "skew", "skew_derivative"]
 
 # Up to these sizes the compiled loops beat array operations (single matrices; batches).
 COMPILED_SINGLE = 32
@@ -35,6 +35,11 @@ def skew(G: Array | None, t: Array, W: Array | None = None) -> Core:
 def general(M: Array, t: Array) -> Core:
     """The core of exp(t L Rᴴ) with M = RᴴL."""
     return _finite(exponential.general_core(M, t[..., None, None]))
+
+
+def skew_derivative(G: Array, t: Array, dG: Array) -> tuple[Array, Array]:
+    """C = φ₁(tJG) tJ and its derivative in the direction dG; at −t this is the adjoint map."""
+    return derivative.skew_core_derivative(G, t[..., None, None], dG)
 
 
 def _finite(core: Core) -> Core:

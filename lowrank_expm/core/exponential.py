@@ -90,21 +90,34 @@ def general_core(M: Array, t: Array) -> Core:
     return Core(C, order, squarings, xp.full_like(one_norm(A), xp.nan))
 
 
-def _scaled_phi1(A: Array, right: Array | None, t: Array) -> tuple[Array, int, int]:
-    """φ₁(A/2ˢ) right/2ˢ with the order and s; `right` None means tJ."""
+class Scaled(NamedTuple):
+    """A/2ˢ with the even powers that its Padé approximant needs."""
+
+    A: Array
+    powers: list[Array]
+    order: int
+    squarings: int
+
+
+def scale_down(A: Array) -> Scaled:
+    """Choose order and squarings, one for the whole batch, and scale."""
     orders, thetas = table(eps(A))
     unit, size = _unit_scaled(A)
     powers, alpha = _powers(unit, size, thetas)
     order, squarings = select(largest(alpha), orders, thetas)
     scale = (size * 0.5 ** max(squarings, 0))[..., None, None]
-    small = unit * scale
     powers = [p * scale ** (2 * i + 2) for i, p in enumerate(powers)]
-    needed = {3: 1, 5: 2}.get(order, 3)
-    for _ in range(needed - len(powers)):
+    while len(powers) < pade.POWERS[order]:
         powers.append(powers[-1] @ powers[0])
+    return Scaled(unit * scale, powers, order, squarings)
+
+
+def _scaled_phi1(A: Array, right: Array | None, t: Array) -> tuple[Array, int, int]:
+    """φ₁(A/2ˢ) right/2ˢ with the order and s; `right` None means tJ."""
+    A, powers, order, squarings = scale_down(A)
     P, V = pade.numerator_parts(powers, order)
     right = t * times_j(P) if right is None else P @ right
-    C = namespace(A).linalg.solve(V - small @ P, 0.5 ** (squarings - 1) * right)
+    C = namespace(A).linalg.solve(V - A @ P, 0.5 ** (squarings - 1) * right)
     return C, order, squarings
 
 

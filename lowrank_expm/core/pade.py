@@ -42,19 +42,40 @@ COEFFICIENTS: dict[int, tuple[float, ...]] = {
 }
 
 
+# How many of A², A⁴, A⁶, A⁸ an order needs.
+POWERS = {3: 1, 5: 2, 7: 3, 9: 4, 13: 3}
+
+
 def numerator_parts(powers: list[Array], order: int) -> tuple[Array, Array]:
-    """P and V of the order-`order` approximant; `powers` holds A², A⁴, A⁶ as far as needed."""
+    """P and V of the approximant from A², A⁴, …."""
     b = COEFFICIENTS[order]
     one = eye(powers[0])
-    P, V = b[1] * one, b[0] * one
     if order == 13:
-        A2, A4, A6 = powers
-        P = P + b[3] * A2 + b[5] * A4 + b[7] * A6 + A6 @ (b[9] * A2 + b[11] * A4 + b[13] * A6)
-        V = V + b[2] * A2 + b[4] * A4 + b[6] * A6 + A6 @ (b[8] * A2 + b[10] * A4 + b[12] * A6)
+        A6 = powers[2]
+        P = b[1] * one + _combination(b[3::2], powers) + A6 @ _combination(b[9::2], powers)
+        V = b[0] * one + _combination(b[2::2], powers) + A6 @ _combination(b[8::2], powers)
         return P, V
-    if order == 9:
-        powers = [*powers, powers[2] @ powers[0]]
-    for i in range(order // 2):
-        P = P + b[2 * i + 3] * powers[i]
-        V = V + b[2 * i + 2] * powers[i]
+    P = b[1] * one + _combination(b[3::2], powers)
+    V = b[0] * one + _combination(b[2::2], powers)
     return P, V
+
+
+def numerator_derivatives(
+    powers: list[Array], dpowers: list[Array], order: int
+) -> tuple[Array, Array]:
+    """The derivatives of P and V from those of the powers."""
+    b = COEFFICIENTS[order]
+    dP, dV = _combination(b[3::2], dpowers), _combination(b[2::2], dpowers)
+    if order == 13:
+        A6, dA6 = powers[2], dpowers[2]
+        dP = dP + dA6 @ _combination(b[9::2], powers) + A6 @ _combination(b[9::2], dpowers)
+        dV = dV + dA6 @ _combination(b[8::2], powers) + A6 @ _combination(b[8::2], dpowers)
+    return dP, dV
+
+
+def _combination(coefficients: tuple[float, ...], powers: list[Array]) -> Array:
+    """Σ cᵢ powers[i] over the powers there are."""
+    total = coefficients[0] * powers[0]
+    for c, power in zip(coefficients[1:], powers[1:], strict=False):
+        total = total + c * power
+    return total

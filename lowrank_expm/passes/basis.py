@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .frame import Frame
-from .numpy_passes import accumulate
+from .numpy_passes import accumulate, release
 from .watch import done
 
 # Below 900 m u a pivot of the scaled Gram matrix no longer determines its direction.
@@ -159,6 +159,7 @@ def _stacked_qr(frame: Frame, dtype: np.dtype) -> np.ndarray:
         if frame.scale is not None:
             rows *= frame.scale
         R = np.asarray(np.linalg.qr(np.concatenate([R, rows]), mode="r"))
+        release(*frame.columns)
         done("basis", len(rows))
     return R
 

@@ -14,7 +14,7 @@ from .._numba import jit
 # A panel row is 1 KiB whatever the precision; the padding keeps rows out of one cache set.
 PANEL_BYTES = 1024
 PAD = 8
-PANELS_PER_FLUSH = 32
+PANELS_PER_FLUSH = 32  # 4096 or 8192 rows: FLUSH_ROWS is a multiple
 # From NARROW columns on, the update works on WIDE columns at once.
 NARROW, WIDE = 4, 8
 
@@ -100,7 +100,7 @@ def _tile(P, i, j, rows, H):
 
 @jit
 def accumulate_tasks(first, last, blocks, size, gram, U, V, scale, factors, B, partial):
-    """partial[task] = Fᵀ[F B] over the task's rows: upper tiles of FᵀF (if gram), all of FᵀB."""
+    """partial[task] += Fᵀ[F B] over the task's rows: upper tiles of FᵀF (if gram), all of FᵀB."""
     n, m, k = U.shape[1], U.shape[2] + V.shape[2], B.shape[2]
     m4, w4 = -(-m // 4) * 4, -(-m // 4) * 4 + -(-k // 4) * 4
     panel = PANEL_BYTES // U.itemsize
@@ -110,7 +110,6 @@ def accumulate_tasks(first, last, blocks, size, gram, U, V, scale, factors, B, p
         e, lo = task // blocks, (task % blocks) * size
         hi = min(lo + size, n)
         out = partial[task]
-        out[:] = 0
         while lo < hi:
             flush = min(lo + PANELS_PER_FLUSH * panel, hi)
             H[:] = 0
@@ -158,9 +157,41 @@ def update_tasks(first, last, blocks, size, add, U, V, scale, factors, Z, B, out
                 if add:
                     _write(B[b], out[g, e], Y, lo, rows)
                 else:
-                    for q in range(rows):
-                        for c in range(k):
-                            out[g, e, lo + q, c] = Y[c, q]
+                    _unpack(Y, 0, out[g, e], lo, rows)
+
+
+@jit
+def combine_tasks(first, last, blocks, size, U, V, Yb, B, M, Uo, Vo, Bo):
+    """[Uo Vo Bo] = [U V Yb B] M over the rows of each task."""
+    n, r, k = U.shape[1], U.shape[2], Yb.shape[2]
+    w, c = 2 * r + 2 * k, 2 * r + k
+    w4, c8 = -(-w // 4) * 4, -(-c // WIDE) * WIDE
+    panel = PANEL_BYTES // U.itemsize
+    P = np.zeros((w4, min(panel, n) + PAD), U.dtype)
+    Y = np.zeros((c8, min(panel, n) + PAD), U.dtype)
+    z = np.zeros((c8, w4), U.dtype)
+    for task in range(first, last):
+        e, start = task // blocks, (task % blocks) * size
+        z[:c, :w] = M[e].T
+        for lo in range(start, min(start + size, n), panel):
+            rows = min(panel, min(start + size, n) - lo)
+            _pack(U, min(e, U.shape[0] - 1), lo, rows, P, 0)
+            _pack(V, min(e, V.shape[0] - 1), lo, rows, P, r)
+            _pack(Yb, min(e, Yb.shape[0] - 1), lo, rows, P, 2 * r)
+            _pack(B, min(e, B.shape[0] - 1), lo, rows, P, 2 * r + k)
+            for i in range(0, c8, WIDE):
+                _eight_columns(P, z, i, rows, Y)
+            _unpack(Y, 0, Uo[e], lo, rows)
+            _unpack(Y, r, Vo[e], lo, rows)
+            _unpack(Y, 2 * r, Bo[e], lo, rows)
+
+
+@jit
+def _unpack(Y, at, out, lo, rows):
+    """out[lo + q, j] = Y[at + j, q]."""
+    for q in range(rows):
+        for j in range(out.shape[1]):
+            out[lo + q, j] = Y[at + j, q]
 
 
 @jit

@@ -18,18 +18,22 @@ from .._threads import share, threads
 from .frame import Frame
 from .watch import done, watched
 
-# Rows a block: at most 64 blocks up to 16 million rows, so that partial sums stay small.
-SMALLEST_BLOCK = 4096
-LARGEST_BLOCK = 1 << 18
-MOST_BLOCKS = 64
-# Arrays that a kernel cannot read as they are get copied, at most this many bytes at a time.
+# A block is a multiple of the rows after which the kernels flush their sums, so that cutting a
+# block into such pieces does not change a bit of its sum.
+FLUSH_ROWS = 8192
+# Partial sums of all blocks together take at most this much memory, or there are this few blocks.
+SUM_BYTES = 1 << 24
+FEW_BLOCKS = 16
+# Arrays that a kernel cannot read as they are get copied, and mapped files get read, this much
+# at a time.
 STAGE_BYTES = 1 << 23
+STREAM_BYTES = 1 << 25
 
 
-def block_rows(n: int) -> int:
-    """How many rows a block has."""
-    size = min(max(SMALLEST_BLOCK, -(-n // MOST_BLOCKS)), LARGEST_BLOCK)
-    return -(-size // 256) * 256
+def block_rows(n: int, sums: int = 1) -> int:
+    """How many of n rows a block has, when each block's sum is `sums` numbers."""
+    blocks = max(FEW_BLOCKS, SUM_BYTES // (8 * max(1, sums)))
+    return -(-max(1, -(-n // blocks)) // FLUSH_ROWS) * FLUSH_ROWS
 
 
 def accumulate(frame: Frame, B: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
@@ -94,11 +98,11 @@ def _sums(
     n, count = frame.rows, math.prod(batch)
     work = _Work(frame, batch, dtype)
     right = _Operand(B, batch, _wide(B, dtype))
-    size = block_rows(n)
-    blocks = -(-n // size)
     m, k = work.width, right.width
-    partial = np.empty((count, blocks, m, m + k))
-    for e0, e1, lo, hi in _pieces(count, n, [*work.operands, right]):
+    size = block_rows(n, count * m * (m + k))
+    blocks = -(-n // size)
+    partial = np.zeros((count, blocks, m, m + k))
+    for e0, e1, lo, hi in _pieces(count, n, size, [*work.operands, right]):
         u, v = work.columns(e0, e1, lo, hi)
         scale, factors = work.shape_of(e0, e1)
         b = right.take(e0, e1, lo, hi)
@@ -107,7 +111,7 @@ def _sums(
         common = (pieces, size, gram, u, v, scale, factors, b, sums)
         cost = min(size, n) * m * (m + k)
         share((e1 - e0) * pieces, cost, _over(kernels.accumulate_tasks, common))
-        _release([*work.operands, right])
+        release(*work.operands, right)
         done("accumulate", (e1 - e0) * (hi - lo))
     while partial.shape[1] > 1:
         half = partial.shape[1] // 2
@@ -166,7 +170,7 @@ def _update(
     flat = np.asarray(out).reshape(len(Z), count, *out.shape[-2:])
     real_out = _real_view(flat) if _kernel_ready(flat, wide) else None
     read = [*work.operands, right]
-    for e0, e1, lo, hi in _pieces(count, n, read, force=real_out is None):
+    for e0, e1, lo, hi in _pieces(count, n, size, read, force=real_out is None):
         u, v = work.columns(e0, e1, lo, hi)
         scale, factors = work.shape_of(e0, e1)
         b = right.take(e0, e1, lo, hi)
@@ -182,8 +186,71 @@ def _update(
         share((e1 - e0) * pieces, cost, _over(kernels.update_tasks, common))
         if real_out is None or not whole:
             flat[:, e0:e1, lo:hi] = target.view(wide)
-        _release([*read, out])
+        release(*read, out)
         done("update", (e1 - e0) * (hi - lo))
+
+
+def combine(
+    frame: Frame,
+    Ybar: np.ndarray,
+    B: np.ndarray,
+    K: np.ndarray,
+    Z: np.ndarray,
+    Tbar: np.ndarray,
+    dtype: np.dtype,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """[Ū V̄] = F K + Ȳ Zᴴ + B T̄ᴴ and B̄ = Ȳ + F T̄ in one pass over the rows.
+
+    For a frame of two unscaled column blocks; all three come in the broadcast batch shape.
+    """
+    from . import kernels
+
+    batch = np.broadcast_shapes(frame.batch, Ybar.shape[:-2], B.shape[:-2])
+    n, r, k = frame.rows, frame.width // 2, Ybar.shape[-1]
+    outs = [np.zeros((*batch, n, w), dtype) for w in (r, r, k)]
+    if not math.prod(batch) or not n:
+        return outs[0], outs[1], outs[2]
+    count = math.prod(batch)
+    operands = [_Operand(a, batch, dtype) for a in (*frame.columns, Ybar, B)]
+    flat = [_real_view(a.reshape(count, n, -1) if a.size else a.reshape(count, n, 0)) for a in outs]
+    M = _real_factor(_broadcast_flat(_combination(K, Z, Tbar), batch), dtype)
+    size = block_rows(n)
+    for e0, e1, lo, hi in _pieces(count, n, size, operands):
+        taken = [o.take(e0, e1, lo, hi) for o in operands]
+        pieces = -(-(hi - lo) // size)
+        targets = [a[e0:e1, lo:hi] for a in flat]
+        common = (pieces, size, *taken, np.ascontiguousarray(M[e0:e1]), *targets)
+        cost = min(size, n) * M.shape[-2] * M.shape[-1]
+        share((e1 - e0) * pieces, cost, _over(kernels.combine_tasks, common))
+        release(*operands)
+        done("combine", (e1 - e0) * (hi - lo))
+    return outs[0], outs[1], outs[2]
+
+
+def _combination(K: np.ndarray, Z: np.ndarray, Tbar: np.ndarray) -> np.ndarray:
+    """The matrix M with [Ū V̄ B̄] = [U V Ȳ B] M."""
+    k = Z.shape[-1]
+    batch = np.broadcast_shapes(K.shape[:-2], Z.shape[:-2], Tbar.shape[:-2])
+    K, Z, Tbar = (np.broadcast_to(a, (*batch, *a.shape[-2:])) for a in (K, Z, Tbar))
+    one = np.broadcast_to(np.eye(k, dtype=K.dtype), (*batch, k, k))
+    rows = [
+        [K, Tbar],
+        [np.conj(np.matrix_transpose(Z)), one],
+        [np.conj(np.matrix_transpose(Tbar)), np.zeros_like(one)],
+    ]
+    return np.concatenate([np.concatenate(row, axis=-1) for row in rows], axis=-2)
+
+
+def _broadcast_flat(a: np.ndarray, batch: tuple[int, ...]) -> np.ndarray:
+    """Matrices broadcast to a batch that is then flattened."""
+    return np.broadcast_to(a, (*batch, *a.shape[-2:])).reshape(math.prod(batch), *a.shape[-2:])
+
+
+def real_columns(a: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """A complex array as an array of real columns, twice as many, of the real dtype."""
+    if a.dtype.kind != "c":
+        return a
+    return _real_view(np.ascontiguousarray(a, np.result_type(dtype, np.complex64)))
 
 
 class _Operand:
@@ -259,28 +326,32 @@ def _flat(a: np.ndarray, batch: tuple[int, ...], axes: int) -> np.ndarray:
 
 
 def _pieces(
-    count: int, n: int, operands: list[_Operand], force: bool = False
+    count: int, n: int, size: int, operands: list[_Operand], force: bool = False
 ) -> Iterator[tuple[int, int, int, int]]:
     """Ranges (e0, e1, lo, hi) of elements and rows to hand to a kernel at once.
 
     All at once where kernels can read every operand as it is; else, or where somebody watches,
-    as many elements or blocks as fit the staging memory.
+    as many elements, blocks or parts of a block as fit the staging memory.
     """
-    size = block_rows(n)
-    staged = force or not all(o.ready for o in operands)
-    if not staged and not (watched() and n * count > 4 * size):
+    ready = not force and all(o.ready for o in operands)
+    if ready and not (watched() and n * count > 4 * size):
         yield 0, count, 0, n
         return
-    row_bytes = sum(o.width * o.dtype.itemsize for o in operands) or 1
-    elements = min(count, STAGE_BYTES // max(1, n * row_bytes))
+    copied = force or not all(o.ready or o.mapped for o in operands)
+    memory = STAGE_BYTES if copied else STREAM_BYTES
+    row_bytes = sum(o.width * o.real.itemsize for o in operands) or 1
+    elements = min(count, memory // (n * row_bytes))
     if elements:
         for e in range(0, count, elements):
             yield e, min(e + elements, count), 0, n
         return
-    step = size * max(1, min(threads(), 4))
+    step = max(memory // row_bytes // size * size, size)
+    if size * row_bytes > memory:
+        step = max(memory // row_bytes // FLUSH_ROWS, 1) * FLUSH_ROWS
     for e in range(count):
-        for lo in range(0, n, step):
-            yield e, e + 1, lo, min(lo + step, n)
+        for start in range(0, n, max(step, size)):
+            for lo in range(start, min(start + max(step, size), n), step):
+                yield e, e + 1, lo, min(lo + step, start + max(step, size), n)
 
 
 def _over(kernel: Any, common: tuple[Any, ...]) -> Callable[[int, int], object]:
@@ -401,8 +472,8 @@ def _mapping(a: Any) -> mmap.mmap | None:
     return None
 
 
-def _release(arrays: list[Any]) -> None:
-    """Give the pages of memory-mapped operands back: they stay in the system's file cache."""
+def release(*arrays: Any) -> None:
+    """Give the pages of memory-mapped arrays back: they stay in the system's file cache."""
     if not hasattr(mmap, "MADV_DONTNEED"):
         return
     for a in arrays:

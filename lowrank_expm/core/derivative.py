@@ -1,0 +1,74 @@
+"""The derivative of the core, in array-API operations, batched.
+
+For Φ(G, t) = φ₁(tWG) tW with W skew-Hermitian and G Hermitian, the adjoint of G ↦ DΦ(G, t)[·]
+with respect to Re tr(XᴴY) is DΦ(G, −t)[·]: each term (tWG)ⁱtW has the adjoint ((−t)WG)ⁱ(−t)W.
+So one forward derivative serves jvp and vjp alike. It differentiates the scaled Padé approximant
+and follows the doublings; polishing moves C by rounding only and has no derivative of its own.
+Nothing is divided by a gap between eigenvalues.
+"""
+
+from __future__ import annotations
+
+from .._array import Array, diagonal, namespace
+from . import pade
+from .exponential import DOUBLINGS_PER_POLISH, apply_j, polish, scale_down, times_j
+
+
+def skew_core_derivative(G: Array, t: Array, dG: Array) -> tuple[Array, Array]:
+    """C = φ₁(tJG) tJ and its derivative in the direction dG, which may be any matrix.
+
+    `t` is real and broadcasts against the matrices.
+    """
+    D = _lengths_evened(G)
+    G = D[..., :, None] * G * D[..., None, :]
+    dG = D[..., :, None] * dG * D[..., None, :]
+    A, dA = t * apply_j(G), t * apply_j(dG)
+    C, dC, squarings = _scaled_phi1(A, dA, t)
+    for i in range(squarings):
+        GC = G @ C
+        dC = 2.0 * dC + dC @ GC + C @ (dG @ C + G @ dC)
+        C = 2.0 * C + C @ GC
+        if (i + 1) % DOUBLINGS_PER_POLISH == 0:
+            C = polish(C, G)
+    C = polish(C, G)
+    scale = D[..., :, None] * D[..., None, :]
+    return scale * C, scale * dC
+
+
+def _lengths_evened(G: Array) -> Array:
+    """Powers of two (c, 1/c) that give uⱼ and vⱼ equal lengths, or one of them length one.
+
+    Unlike `exponential.balance` a pair with a zero column is kept: its derivative is not zero.
+    """
+    xp = namespace(G)
+    d = diagonal(G)
+    one = xp.ones_like(d)
+    d = xp.where(d > 0, d, one)
+    r = d.shape[-1] // 2
+    gap = xp.log2(d[..., r:]) - xp.log2(d[..., :r])
+    c = xp.pow(2.0 * one[..., :r], xp.round(0.25 * gap))
+    return xp.concat([c, 1.0 / c], axis=-1)
+
+
+def _scaled_phi1(A: Array, dA: Array, t: Array) -> tuple[Array, Array, int]:
+    """φ₁(A/2ˢ) tJ/2ˢ, its derivative, and s."""
+    A, powers, order, squarings = scale_down(A)
+    dA = 0.5**squarings * dA
+    dpowers = _power_derivatives(A, dA, powers)
+    P, V = pade.numerator_parts(powers, order)
+    dP, dV = pade.numerator_derivatives(powers, dpowers, order)
+    solve = namespace(A).linalg.solve
+    left, half = V - A @ P, 0.5 ** (squarings - 1) * t
+    C = solve(left, half * times_j(P))
+    dC = solve(left, half * times_j(dP) - (dV - dA @ P - A @ dP) @ C)
+    return C, dC, squarings
+
+
+def _power_derivatives(A: Array, dA: Array, powers: list[Array]) -> list[Array]:
+    """The derivatives of A², A⁴, …."""
+    A2 = powers[0]
+    dA2 = A @ dA + dA @ A
+    derivatives = [dA2]
+    for power in powers[:-1]:
+        derivatives.append(derivatives[-1] @ A2 + power @ dA2)
+    return derivatives
