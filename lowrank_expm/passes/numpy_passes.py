@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .._threads import share, threads
+from .._threads import share
 from .frame import Frame
 from .watch import done, watched
 
