@@ -44,11 +44,12 @@ def factors(first: tuple[str, Any], second: tuple[str, Any]) -> tuple[np.ndarray
     """Two tall factors (…, n, r), equal in their last two axes; vectors become one column."""
     (name_u, U), (name_v, V) = first, second
     U, V = array(name_u, U), array(name_v, V)
+    given = U.shape, V.shape
     if U.ndim == 1 and V.ndim == 1:
         U, V = U[:, None], V[:, None]
     if U.ndim < 2 or V.ndim < 2 or U.shape[-2:] != V.shape[-2:]:
         raise ValueError(
-            f"{name_u} has shape {U.shape} and {name_v} has shape {V.shape}; "
+            f"{name_u} has shape {given[0]} and {name_v} has shape {given[1]}; "
             "both must be (n,) or (…, n, r) with the same n and r"
         )
     batch(f"{name_u} of shape {U.shape} and {name_v} of shape {V.shape}", U, V)

@@ -63,9 +63,15 @@ def solve(
     size = _size(np.diagonal(G, axis1=-2, axis2=-1).real)
     if method == "qr":
         return _by_qr(frame, G, B, ts, dtype, size, np.ones(G.shape[:-2], bool))
-    c = core.skew(G, ts)
+    with np.errstate(over="ignore", invalid="ignore"):
+        c = core.skew(G, ts)
     gram = Solution(frame, G, c.C, T, np.asarray("gram"), c.order, c.squarings, c.bound, size)
     if method == "gram":
+        if not np.isfinite(c.C).all():
+            raise ValueError(
+                "method 'gram' breaks down: U and V nearly span the same directions; "
+                "use method 'auto' or 'qr'"
+            )
         return gram
     doubtful = ~(c.bound <= TRUST * math.sqrt(2 * r) * np.finfo(real).eps / 2)
     if ts.ndim:
@@ -87,7 +93,8 @@ def _direct(
     _check(("B", B))
     size = _size(_lengths_squared(U, V))
     ts = t.reshape(t.shape + (1,) * (W.ndim - 2)) if t.ndim else t
-    c = core.skew(None, ts, W)
+    with np.errstate(over="ignore", invalid="ignore"):
+        c = core.skew(None, ts, W)
     return Solution(None, None, c.C, B, np.asarray(route), c.order, c.squarings, c.bound, size)
 
 
@@ -112,7 +119,8 @@ def _by_qr(
     basis = robust_basis(frame, G, B, dtype, wanted)
     r = G.shape[-1] // 2
     M = basis.R[..., :r] @ np.conj(np.matrix_transpose(basis.R[..., r:]))
-    c = core.skew(basis.G, t, M - np.conj(np.matrix_transpose(M)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        c = core.skew(basis.G, t, M - np.conj(np.matrix_transpose(M)))
     route = np.where(wanted, "qr", "gram")
     return Solution(basis.frame, basis.G, c.C, basis.T, route, c.order, c.squarings, c.bound, size)
 

@@ -174,7 +174,7 @@ def expm_multiply(L: Any, R: Any, B: Any, t: Any = 1.0, *, out: Any = None) -> n
         M, T = project(right, L, work), project(right, B, work)
         _linear.require_finite(M, ("L", L), ("R", R))
         _linear.require_finite(T, ("B", B), ("R", R))
-        ts = times.values.astype(np.result_type(times.values, work))
+        ts = times.values.astype(_inputs.with_kind(_inputs.real_part(dtype), times.values))
         M = M.astype(np.result_type(M, ts), copy=False)
         C = core.general(M, ts.reshape(ts.shape + (1,) * (M.ndim - 2)) if ts.ndim else ts).C
         Z = _spread(C, times.values.ndim, L, R, B) @ T
@@ -318,7 +318,8 @@ class LowRankSkew:
         dtype = _inputs.with_kind(real, self.U, self.V)
         n, r = self.U.shape[-2:]
         if n <= 2 * r:
-            W = self.to_dense().astype(dtype, copy=False)
+            with np.errstate(over="ignore", invalid="ignore"):
+                W = self.to_dense().astype(dtype, copy=False)
             if not np.isfinite(W).all():
                 _linear.explain(("U", self.U), ("V", self.V))
             found = np.linalg.eigvalsh(-1j * W) if n else np.zeros((*self._batch, 0))

@@ -217,7 +217,8 @@ class LowRankUnitary:
         """What is known about this operator, computed when first asked for and then kept."""
         if self._certificate is None:
             s, t = self._solution, np.abs(self._t)
-            angle = t * self._generator.norm()
+            norm = np.asarray(self._generator.norm())
+            angle = t.reshape(t.shape + (1,) * norm.ndim) * norm
             error = _linear.error_bound(s, t)
             route = np.broadcast_to(s.route, s.bound.shape)
             self._certificate = Certificate(

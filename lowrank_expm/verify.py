@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _exact
+from . import _exact, _inputs
 from ._exact import LONGEST
 from .passes import Frame
 from .passes.basis import triangular_factor
@@ -102,7 +102,7 @@ def _low_rank_defect(Q: LowRankUnitary) -> Any:
     """The defects of I + F C Fᴴ, element by element."""
     C = Q.core
     defect = np.empty(C.shape[:-2])
-    grams: dict[tuple[int, ...], tuple[_exact.Pair, np.ndarray]] = {}
+    grams: dict[tuple[int, ...], tuple[_exact.Pair, np.ndarray, np.ndarray]] = {}
     frames = Q.frame(0, 0).shape[:-2]
     lead = len(defect.shape) - len(frames)
     for index in np.ndindex(*defect.shape):
@@ -110,14 +110,19 @@ def _low_rank_defect(Q: LowRankUnitary) -> Any:
         if element not in grams:
             grams = {element: _exact_gram(Q, element)} if len(grams) > 64 else grams
             grams[element] = _exact_gram(Q, element)
-        G, root = grams[element]
-        D = _defect_core(_embedded(C[index]), G)
+        G, root, d = grams[element]
+        D = _defect_core(d[:, None] * _embedded(C[index]) * d, G)
         defect[index] = _two_norm(root @ D @ root.T)
     return _plain(defect)
 
 
-def _exact_gram(Q: LowRankUnitary, element: tuple[int, ...]) -> tuple[_exact.Pair, np.ndarray]:
-    """FᴴF of one element as a pair, and a root K with FᴴF ≈ KᴴK."""
+def _exact_gram(
+    Q: LowRankUnitary, element: tuple[int, ...]
+) -> tuple[_exact.Pair, np.ndarray, np.ndarray]:
+    """FᴴF of one element as a pair, a root K with FᴴF ≈ KᴴK, and powers of two d, all of F/d.
+
+    Without the scaling the slices of graded columns would miss the short ones.
+    """
     p, n = Q.core.shape[-1], Q.shape[-1]
     width = 2 * p if Q.dtype.kind == "c" else p
     G = _exact.pair(np.zeros((width, width)))
@@ -127,10 +132,11 @@ def _exact_gram(Q: LowRankUnitary, element: tuple[int, ...]) -> tuple[_exact.Pai
         G = _exact.add(G, _exact.product(F.T, F))
     if Q.dtype.kind == "c":
         G = _from_columns(G)
-    d = np.sqrt(np.maximum(np.diagonal(G[0]), 0))
-    safe = np.where(d > 0, d, 1)
-    values, vectors = np.linalg.eigh(G[0] / safe[:, None] / safe)
-    return G, np.sqrt(np.maximum(values, 0))[:, None] * vectors.T * d
+    size = np.diagonal(G[0])
+    d = np.exp2(np.rint(0.5 * np.log2(np.where(size > 0, size, 1))))
+    scaled = G[0] / d[:, None] / d, G[1] / d[:, None] / d
+    values, vectors = np.linalg.eigh(scaled[0])
+    return scaled, np.sqrt(np.maximum(values, 0))[:, None] * vectors.T, d
 
 
 def _defect_core(C: np.ndarray, G: _exact.Pair) -> np.ndarray:
@@ -386,8 +392,7 @@ def check(U: Any, V: Any, B: Any = None, t: Any = 1.0, *, method: Method = "auto
     S = LowRankSkew(U, V, method=method)
     Q = S.expm(t)
     n, r = S.U.shape[-2:]
-    B = _probes(S) if B is None else np.asarray(B)
-    B = B[:, None] if B.ndim == 1 else B
+    B = _probes(S) if B is None else _inputs.vectors(B, n)[0]
     drift, inverse = _there_and_back(Q, B)
     c = Q.certificate
     u = float(np.finfo(Q.dtype).eps) / 2
@@ -417,7 +422,7 @@ def check(U: Any, V: Any, B: Any = None, t: Any = 1.0, *, method: Method = "auto
 def _there_and_back(Q: LowRankUnitary, B: np.ndarray) -> tuple[float, float]:
     """The worst norm drift and inverse error over the columns of B, a few columns at a time."""
     drift = inverse = 0.0
-    columns = max(1, SCRATCH // max(1, B[..., 0].size))
+    columns = max(1, SCRATCH // max(1, math.prod(B.shape[:-1])))
     for j in range(0, B.shape[-1], columns):
         b = B[..., j : j + columns]
         y = Q @ b

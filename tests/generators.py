@@ -275,3 +275,33 @@ def batches(draw: st.DrawFn, count: int = 3) -> tuple[tuple[int, ...], ...]:
 
     parts = [part() for _ in range(count)]
     return tuple(parts)
+
+
+def repeated_angles(rng: np.random.Generator, n: int, r: int, dtype: DTypeLike) -> Pair:
+    """One angle, r times (n at least 2r)."""
+    return with_angles(rng, n, [1.3] * r, dtype)
+
+
+def multiples_of_pi(rng: np.random.Generator, n: int, r: int, dtype: DTypeLike) -> Pair:
+    """Angles π, 2π, … up to rounding (n at least 2r)."""
+    return with_angles(rng, n, np.pi * np.arange(1, r + 1), dtype)
+
+
+def far_columns(rng: np.random.Generator, n: int, r: int, dtype: DTypeLike) -> Pair:
+    """Columns so far apart in size that their squares leave the range of the dtype."""
+    return scaled_columns(rng, n, r, dtype, 150.0 if unit(dtype) < 1e-10 else 18.0)
+
+
+def any_norm(rng: np.random.Generator, n: int, r: int, dtype: DTypeLike) -> Pair:
+    """‖S‖ from 1e-12 to 1e8 (1e5 in single precision)."""
+    most = 8.0 if unit(dtype) < 1e-10 else 5.0
+    return with_norm(rng, n, r, dtype, 10.0 ** rng.uniform(-12.0, most))
+
+
+# What breaks derivatives, beside MAKERS; the first two need n of at least 2r.
+DERIVATIVE_MAKERS: dict[str, Maker] = {
+    "repeated_angles": repeated_angles,
+    "multiples_of_pi": multiples_of_pi,
+    "far_columns": far_columns,
+    "any_norm": any_norm,
+}

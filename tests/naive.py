@@ -329,3 +329,120 @@ def defects(Q: Any) -> Array:
     for index in np.ndindex(*batch):
         result[index] = defect_mp(F[index], C[index])
     return result
+
+
+# ---------------------------------------------------------------------------- derivatives
+#
+# exp([[S, D], [0, S]]) has the Fréchet derivative of exp at S in the direction D above its
+# diagonal, and where S = L Rᴴ and D = E Fᴴ are of low rank, so is the block matrix.
+
+
+def exact_jvp(
+    U: Array, V: Array, B: Array, dU: Array, dV: Array, dB: Array, t: float, dt: float
+) -> tuple[Exact, Exact]:
+    """exp(t(U Vᴴ - V Uᴴ)) B and its derivative, for two-dimensional arrays."""
+    U, V, dU, dV = balance_pairs(U, V, dU, dV)
+    L, R = _sides(U, V)
+    dL, dR = _sides(dU, dV)
+    zero = np.zeros_like(L)
+    left, right = np.block([[L, dL], [zero, L]]), np.block([[R, zero], [dR, R]])
+    both = _low_rank_mp(left, right, np.concatenate([_wide(dB), _wide(B)]), t, GROWTH, DIGITS)
+    dY, Y = _halves(both)
+    moved = embed(_like(L, both)) @ (embed(_like(R, both)).transposed @ Y.value)
+    factor = embed(_like(np.asarray([[dt]]), both))
+    moved = Fixed(moved.ints * factor.ints[0, 0], moved.bits + factor.bits)
+    return Y, Exact(dY.value + moved, dY.is_complex)
+
+
+def exact_vjp(U: Array, V: Array, B: Array, Y: Array, t: float) -> tuple[Exact, Exact, Exact]:
+    """The cotangents of U, V and B that belong to a cotangent Y of exp(t(U Vᴴ - V Uᴴ)) B.
+
+    With S̄ = L(-tS, t Y Bᴴ), which has the adjoint L(tS, t B Yᴴ), they are (S̄ - S̄ᴴ) V,
+    (S̄ᴴ - S̄) U and exp(-tS) Y.
+    """
+    c = balance_pairs(U, V, U, V, exponents=True)
+    u, v = _wide(U) * np.exp2(c), _wide(V) * np.exp2(-c)
+    return (
+        _unscaled(_two_sided(u, v, B, Y, v, t), c),
+        _unscaled(_negated(_two_sided(u, v, B, Y, u, t)), -c),
+        exact_skew(U, V, Y, -t),
+    )
+
+
+# Digits of the derivatives, and bits (a quarter of them) that the block form may lose.
+DIGITS = 40
+GROWTH = 20.0
+
+
+def balance_pairs(U: Array, V: Array, dU: Array, dV: Array, exponents: bool = False) -> Any:
+    """Powers of two between the columns of (U, dU) and (V, dV); a zero column stays."""
+    U, V = _wide(U), _wide(V)
+    with np.errstate(divide="ignore"):
+        u, v = (np.where((a != 0).any(0), _log2_or_zero(a), 0.0) for a in (U, V))
+    c = np.rint((v - u) / 2)
+    if exponents:
+        return c
+    return U * np.exp2(c), V * np.exp2(-c), _wide(dU) * np.exp2(c), _wide(dV) * np.exp2(-c)
+
+
+def _log2_or_zero(a: Array) -> Array:
+    largest = np.abs(a).max(0, initial=0.0)
+    safe = np.where(largest > 0, largest, 1.0)
+    return np.log2(safe) + np.log2(np.maximum(np.linalg.norm(a / safe, axis=0), 1e-300))
+
+
+def _sides(U: Array, V: Array) -> tuple[Array, Array]:
+    return np.concatenate([U, -V], -1), np.concatenate([V, U], -1)
+
+
+def _like(a: Array, exact: Exact) -> Array:
+    return _wide(a).astype(np.complex128) if exact.is_complex else _wide(a)
+
+
+def _halves(both: Exact) -> tuple[Exact, Exact]:
+    """The upper and the lower half of the rows."""
+    ints, bits = both.value.ints, both.value.bits
+    parts = 2 if both.is_complex else 1
+    n = len(ints) // (2 * parts)
+    rows = np.arange(len(ints)).reshape(parts, 2, n)
+    return tuple(  # type: ignore[return-value]
+        Exact(Fixed(ints[rows[:, i].ravel()], bits), both.is_complex) for i in (0, 1)
+    )
+
+
+def _two_sided(U: Array, V: Array, B: Array, Y: Array, A: Array, t: float) -> Exact:
+    """(S̄ - S̄ᴴ) A."""
+    L, R = _sides(U, V)
+    first = _frechet_of_product(-L, R, Y, B, A, t)
+    second = _frechet_of_product(L, R, B, Y, A, t)
+    return Exact(first.value - second.value, first.is_complex)
+
+
+def _frechet_of_product(L: Array, R: Array, E: Array, F: Array, A: Array, t: float) -> Exact:
+    """The derivative of exp at t L Rᴴ in the direction t E Fᴴ, applied to A."""
+    E, F = _wide(E), _wide(F)
+    shift = float(np.rint((_size(F) - _size(E)) / 2))
+    E, F = E * np.exp2(shift), F * np.exp2(-shift)
+    none, nil = np.zeros_like(L), np.zeros_like(E)
+    left = np.block([[L, E, none], [none, nil, L]])
+    right = np.block([[R, nil, none], [none, F, R]])
+    kind = np.result_type(L, R, E, F, A)
+    below = np.concatenate([np.zeros_like(A), _wide(A)]).astype(kind)
+    return _halves(_low_rank_mp(left, right, below, t, GROWTH, DIGITS))[0]
+
+
+def _size(a: Array) -> float:
+    return float(np.log2(np.abs(a).max())) if np.any(a) else 0.0
+
+
+def _negated(a: Exact) -> Exact:
+    return Exact(Fixed(-a.value.ints, a.value.bits), a.is_complex)
+
+
+def _unscaled(a: Exact, exponents: Array) -> Exact:
+    """The columns times powers of two."""
+    exponents = np.tile(exponents, 2 if a.is_complex else 1).astype(int)
+    low = int(exponents.min(initial=0))
+    return Exact(
+        Fixed(a.value.ints << (exponents - low).astype(object), a.value.bits - low), a.is_complex
+    )

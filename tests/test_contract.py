@@ -187,10 +187,14 @@ def test_certificate_lies_above_the_true_defect(dtype, method):
         n, r = int(rng.integers(8, 16)), int(rng.integers(1, 4))
         name = "parallel_at_random" if index % 2 else list(gen.MAKERS)[index % len(gen.MAKERS)]
         U, V = gen.MAKERS[name](rng, n, r, dtype)
-        Q = LowRankSkew(U, V, method=method).expm()
+        try:
+            Q = LowRankSkew(U, V, method=method).expm()
+        except ValueError:  # "gram" by name may refuse, where its Gram matrix says nothing about S
+            assert method == "gram"
+            continue
         true, bound = naive.defects(Q).item(), float(Q.certificate.defect_bound)
         assert true <= bound, (name, n, r, index)
-        if true > 20 * gen.unit(dtype):
+        if true > 20 * gen.unit(dtype) and np.isfinite(bound):
             ratios.append(bound / true)
     assert not ratios or np.median(ratios) <= 30
 

@@ -14,7 +14,7 @@ import pytest
 
 from lowrank_expm import core
 from lowrank_expm.core import certificate, exponential, selection
-from lowrank_expm.core.compiled import skew_cores
+from lowrank_expm.core.compiled import skew_batch, skew_cores
 
 from . import generators as gen
 from . import naive
@@ -277,6 +277,20 @@ def test_twins_agree_on_a_batch_whose_largest_norm_is_not_its_largest_size():
     t = real("float64", 1.0)
     one, two = skew_cores(G, t, W), generic_core(G, t, W)
     assert (one.order, one.squarings) == (two.order, two.squarings)
+
+
+def test_one_compiled_version_of_a_dtype_serves_every_call():
+    """Read-only memory has a type of its own to the compiler, which takes seconds to meet it."""
+    G = np.eye(4)
+    locked = np.eye(4)
+    locked.flags.writeable = False
+    for given in (G, locked, np.broadcast_to(G, (3, 4, 4)), np.asfortranarray(G), G[None][:0]):
+        for t in (np.asarray(0.5), np.full((2, *(1,) * (given.ndim - 2)), 0.5)):
+            core.skew(given, t)
+            core.skew(given, t, 0 * given)
+            core.skew(None, t, 0 * given)
+    dtypes = [signature[2].dtype for signature in skew_batch.signatures]
+    assert len(dtypes) == len(set(dtypes))
 
 
 @pytest.mark.parametrize("m", [2, 32, 64, 66, 80])

@@ -102,8 +102,9 @@ def test_lists_are_arrays(call):
 
 
 BAD_DTYPES = {
-    "longdouble": lambda a: a.astype(np.longdouble),
-    "clongdouble": lambda a: a.astype(np.clongdouble),
+    # "g" and "G" are types of their own, also where they are no longer than a double.
+    "longdouble": lambda a: a.astype("g"),
+    "clongdouble": lambda a: a.astype("G"),
     "object": lambda a: a.astype(object),
     "decimal": lambda a: np.vectorize(Decimal, otypes=[object])(a),
     "str": lambda a: a.astype(str),
@@ -119,8 +120,6 @@ BAD_DTYPES = {
 def test_other_dtypes_are_refused_by_name(function, argument, kind):
     operands = problem("float64", "float64", "float64")
     operands[argument] = BAD_DTYPES[kind](operands[argument])
-    if operands[argument].dtype == np.float64:
-        pytest.skip("long double is double here")  # pragma: no cover
     name = NAMES[function][argument]
     with pytest.raises(TypeError, match=rf"^{name} has dtype .*; convert it to float32"):
         CALLS[function](*operands)
@@ -148,6 +147,7 @@ def test_masked_arrays_are_refused(call):
 
 def test_matrix_subclass_is_read_as_an_array(call):
     U, V, B = problem("float64", "float64", "float64")
+
     class Labelled(np.ndarray):
         pass
 
@@ -251,7 +251,7 @@ def test_shapes_broadcast(call, u, v, b, shape):
 )
 def test_factors_that_do_not_match_show_both_shapes(function, u, v):
     first, second, _ = NAMES[function]
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match="has shape") as error:
         CALLS[function](np.ones(u), np.ones(v), np.ones((7, 3)))
     assert f"{first} has shape {u} and {second} has shape {v}" in str(error.value)
     assert "both must be (n,) or (…, n, r) with the same n and r" in str(error.value)
@@ -259,7 +259,7 @@ def test_factors_that_do_not_match_show_both_shapes(function, u, v):
 
 @pytest.mark.parametrize("b", [(6,), (6, 3), (3, 7), (5, 6, 3), ()])
 def test_b_that_does_not_match_shows_its_shape_and_the_right_one(call, b):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match="B has shape") as error:
         call(np.ones((7, 2)), np.ones((7, 2)), np.ones(b))
     message = str(error.value)
     assert f"B has shape {b}" in message
@@ -403,7 +403,7 @@ def test_out_beside_an_input_in_one_buffer_is_allowed(call):
 
 
 def test_out_of_a_grid_may_not_be_b(call):
-    U, V, B = problem("float64", "float64", "float64")
+    U, V, _ = problem("float64", "float64", "float64")
     memory = np.zeros((1, N, K))
     with pytest.raises(ValueError, match="out overlaps"):
         call(U, V, memory[0], [0.3], out=memory)

@@ -21,8 +21,7 @@ def skew(G: Array | None, t: Array, W: Array | None = None) -> Core:
     given: Array = W if G is None else G
     xp = namespace(given)
     if given.shape[-1] == 0:
-        shape = xp.broadcast_arrays(t, xp.zeros(given.shape[:-2], dtype=t.dtype))[0].shape
-        return Core(xp.zeros((*shape, 0, 0), dtype=given.dtype), 3, 0, xp.zeros(shape))
+        return _empty(given, t)
     if is_numpy(xp) and given.shape[-1] <= COMPILED_BATCH:
         from .compiled import skew_cores
 
@@ -34,12 +33,21 @@ def skew(G: Array | None, t: Array, W: Array | None = None) -> Core:
 
 def general(M: Array, t: Array) -> Core:
     """The core of exp(t L Rᴴ) with M = RᴴL."""
+    if M.shape[-1] == 0:
+        return _empty(M, t)
     return _finite(exponential.general_core(M, t[..., None, None]))
 
 
 def skew_derivative(G: Array, t: Array, dG: Array) -> tuple[Array, Array]:
     """C = φ₁(tJG) tJ and its derivative in the direction dG; at −t this is the adjoint map."""
     return derivative.skew_core_derivative(G, t[..., None, None], dG)
+
+
+def _empty(given: Array, t: Array) -> Core:
+    """The core of a frame without columns."""
+    xp = namespace(given)
+    shape = xp.broadcast_arrays(t, xp.zeros(given.shape[:-2], dtype=t.dtype))[0].shape
+    return Core(xp.zeros((*shape, 0, 0), dtype=given.dtype), 3, 0, xp.zeros(shape))
 
 
 def _finite(core: Core) -> Core:

@@ -5,6 +5,8 @@ from .._array import Array, adjoint, diagonal, eps, frobenius, namespace
 # Rounding constants: see `defect_bound` and `error_bound`.
 DEFECT_FACTOR = 8.0
 ERROR_FACTOR = 8.0
+# A larger bound says nothing: it is of first order in the rounding.
+MEANINGFUL = 0.01
 
 
 def defect_bound(C: Array, G: Array | None) -> Array:
@@ -18,11 +20,17 @@ def defect_bound(C: Array, G: Array | None) -> Array:
     xp = namespace(C)
     u = 0.5 * eps(C)
     if G is None:
-        return DEFECT_FACTOR * u * (1.0 + frobenius(C @ adjoint(C)))
+        return _first_order(DEFECT_FACTOR * u * (1.0 + frobenius(C @ adjoint(C))))
     d = xp.sqrt(diagonal(G))
     Ch = d[..., :, None] * C * d[..., None, :]
     safe = xp.where(d > 0, d, xp.ones_like(d))
     Gh = G / safe[..., :, None] / safe[..., None, :]
     inner = frobenius(Ch @ Gh @ adjoint(Ch))
     outer = frobenius(Ch @ adjoint(Ch))
-    return DEFECT_FACTOR * u * (1.0 + xp.sqrt(inner) * xp.sqrt(outer))
+    return _first_order(DEFECT_FACTOR * u * (1.0 + xp.sqrt(inner) * xp.sqrt(outer)))
+
+
+def _first_order(bound: Array) -> Array:
+    """A bound where it is small; infinity where terms of second order would count."""
+    xp = namespace(bound)
+    return xp.where(bound <= MEANINGFUL, bound, xp.full_like(bound, xp.inf))

@@ -11,24 +11,31 @@ import math
 import numpy as np
 
 from .._array import Array
-from .._numba import jit
+from .._numba import inner, jit
 from .._threads import share
-from .exponential import Core
+from .certificate import DEFECT_FACTOR, MEANINGFUL
+from .exponential import DOUBLINGS_PER_POLISH, Core
 from .pade import COEFFICIENTS
 from .selection import PLAIN, select, table
 
-_select = jit(select)
-_B3 = COEFFICIENTS[3]
-_B5 = COEFFICIENTS[5]
-_B7 = COEFFICIENTS[7]
-_B9 = COEFFICIENTS[9]
-_B13 = COEFFICIENTS[13]
-_POLISH = 8
-_FACTOR = 8.0
+_select = inner(select)
 _WORK = 11
 
 
-@jit
+def _table(start: int) -> np.ndarray:
+    """Every other Padé coefficient from `start` on, a row for each order; 0 where there is none."""
+    table = np.zeros((14, 8))
+    for order, b in COEFFICIENTS.items():
+        table[order, : len(b[start::2])] = b[start::2]
+    # Order 13 has A⁶ in front of its last three, which follow the slot of A⁸.
+    table[13, 4:] = [0, *table[13, 4:7]]
+    return table
+
+
+_EVEN, _ODD = _table(0), _table(1)
+
+
+@inner
 def _mm(a, b, out):
     """out = a @ b, four rows of b at a time."""
     m, inner, n = a.shape[0], a.shape[1], b.shape[1]
@@ -46,7 +53,15 @@ def _mm(a, b, out):
                 out[i, j] += a0 * b[k, j]
 
 
-@jit
+@inner
+def _copy(a, out):
+    """out = a: a loop, for a slice assignment compiles to very much more."""
+    for i in range(a.shape[0]):
+        for j in range(a.shape[1]):
+            out[i, j] = a[i, j]
+
+
+@inner
 def _adjoint(a, out):
     """out = aᴴ."""
     for i in range(a.shape[0]):
@@ -54,7 +69,7 @@ def _adjoint(a, out):
             out[j, i] = np.conj(a[i, j])
 
 
-@jit
+@inner
 def _one_norm(a):
     """The largest absolute column sum."""
     best = 0.0
@@ -67,7 +82,7 @@ def _one_norm(a):
     return best
 
 
-@jit
+@inner
 def _solve(a, x):
     """Overwrite x by a⁻¹x and a by its factors: elimination with partial pivoting."""
     m, n = a.shape[0], x.shape[1]
@@ -98,7 +113,7 @@ def _solve(a, x):
                 x[i, j] -= f * x[c, j]
 
 
-@jit
+@inner
 def _balance(G, scale):
     """Powers of two that give uⱼ and vⱼ equal lengths, 0 where either is zero."""
     r = G.shape[0] // 2
@@ -110,72 +125,34 @@ def _balance(G, scale):
             scale[j], scale[r + j] = c, 1 / c
 
 
-@jit
-def _even_polynomials(order, w, p, v, out):
-    """P and V of the Padé approximant from A², A⁴, A⁶ in w[1:4]; w[4] is scratch for A⁸."""
-    m = p.shape[0]
+@inner
+def _even_polynomials(order, w, P, V, scratch):
+    """P and V of the Padé approximant from A², A⁴, A⁶, A⁸ in w[1:5]."""
+    m = P.shape[0]
+    odd, even = _ODD[order], _EVEN[order]
     A2, A4, A6, A8 = w[1], w[2], w[3], w[4]
     if order == 13:
         for i in range(m):
             for j in range(m):
-                p[i, j] = _B13[9] * A2[i, j] + _B13[11] * A4[i, j] + _B13[13] * A6[i, j]
-                v[i, j] = _B13[8] * A2[i, j] + _B13[10] * A4[i, j] + _B13[12] * A6[i, j]
-        _mm(A6, p, A8)
-        _mm(A6, v, out)
+                P[i, j] = odd[5] * A2[i, j] + odd[6] * A4[i, j] + odd[7] * A6[i, j]
+                V[i, j] = even[5] * A2[i, j] + even[6] * A4[i, j] + even[7] * A6[i, j]
+        _mm(A6, P, A8)
+        _mm(A6, V, scratch)
+    else:
         for i in range(m):
             for j in range(m):
-                p[i, j] = A8[i, j] + (_B13[3] * A2[i, j] + _B13[5] * A4[i, j] + _B13[7] * A6[i, j])
-                v[i, j] = out[i, j] + (_B13[2] * A2[i, j] + _B13[4] * A4[i, j] + _B13[6] * A6[i, j])
-            p[i, i] += _B13[1]
-            v[i, i] += _B13[0]
-        return
-    if order == 9:
-        _mm(A6, A2, A8)
+                scratch[i, j] = even[4] * A8[i, j]
+                A8[i, j] *= odd[4]
     for i in range(m):
         for j in range(m):
-            if order == 3:
-                p[i, j], v[i, j] = _B3[3] * A2[i, j], _B3[2] * A2[i, j]
-            elif order == 5:
-                p[i, j] = _B5[3] * A2[i, j] + _B5[5] * A4[i, j]
-                v[i, j] = _B5[2] * A2[i, j] + _B5[4] * A4[i, j]
-            elif order == 7:
-                p[i, j] = _B7[3] * A2[i, j] + _B7[5] * A4[i, j] + _B7[7] * A6[i, j]
-                v[i, j] = _B7[2] * A2[i, j] + _B7[4] * A4[i, j] + _B7[6] * A6[i, j]
-            else:
-                p[i, j] = (
-                    _B9[3] * A2[i, j] + _B9[5] * A4[i, j] + _B9[7] * A6[i, j] + _B9[9] * A8[i, j]
-                )
-                v[i, j] = (
-                    _B9[2] * A2[i, j] + _B9[4] * A4[i, j] + _B9[6] * A6[i, j] + _B9[8] * A8[i, j]
-                )
-        if order == 3:
-            p[i, i] += _B3[1]
-            v[i, i] += _B3[0]
-        elif order == 5:
-            p[i, i] += _B5[1]
-            v[i, i] += _B5[0]
-        elif order == 7:
-            p[i, i] += _B7[1]
-            v[i, i] += _B7[0]
-        else:
-            p[i, i] += _B9[1]
-            v[i, i] += _B9[0]
+            a2, a4, a6 = A2[i, j], A4[i, j], A6[i, j]
+            P[i, j] = A8[i, j] + (odd[1] * a2 + odd[2] * a4 + odd[3] * a6)
+            V[i, j] = scratch[i, j] + (even[1] * a2 + even[2] * a4 + even[3] * a6)
+        P[i, i] += odd[0]
+        V[i, i] += even[0]
 
 
-@jit
-def _powers(w, size, thetas):
-    """Even powers of w[0] (1-norm near one) into w[1:4]; returns the α that decides scaling."""
-    norm = _one_norm(w[0]) * size
-    _mm(w[0], w[0], w[1])
-    if norm <= thetas[PLAIN - 1]:
-        return norm
-    _mm(w[1], w[1], w[2])
-    _mm(w[2], w[1], w[3])
-    sharp = max(_one_norm(w[2]) ** 0.25, _one_norm(w[3]) ** (1 / 6)) * size
-    return min(norm, sharp)
-
-
-@jit
+@inner
 def _polish(C, G, gram, w):
     """One Newton–Schulz step towards the nearest unitary, in place."""
     m = C.shape[0]
@@ -183,7 +160,7 @@ def _polish(C, G, gram, w):
     if gram:
         _mm(G, C, GC)
     else:
-        GC[:] = C
+        _copy(C, GC)
     _adjoint(C, H)
     _mm(H, GC, D)
     for i in range(m):
@@ -199,7 +176,7 @@ def _polish(C, G, gram, w):
             C[i, j] -= 0.5 * (D[i, j] + H[i, j])
 
 
-@jit
+@inner
 def _defect_bound(C, G, gram, eps, w):
     """The certified defect: see `certificate.defect_bound`."""
     m = C.shape[0]
@@ -219,10 +196,11 @@ def _defect_bound(C, G, gram, eps, w):
         _mm(Gh, H, X)
         _mm(Ch, X, H)
         inner = _frobenius(H)
-    return _FACTOR * 0.5 * eps * (1.0 + math.sqrt(inner) * math.sqrt(outer))
+    bound = DEFECT_FACTOR * 0.5 * eps * (1.0 + math.sqrt(inner) * math.sqrt(outer))
+    return bound if bound <= MEANINGFUL else np.inf
 
 
-@jit
+@inner
 def _frobenius(a):
     """The Frobenius norm."""
     total = 0.0
@@ -232,9 +210,9 @@ def _frobenius(a):
     return math.sqrt(total)
 
 
-@jit
+@inner
 def _scaled_phi1(A, right, t, use_j, orders, thetas, w, C):
-    """C = φ₁(A/2ˢ) right/2ˢ (right = tJ if use_j); A is overwritten. Returns order and s."""
+    """C = φ₁(A/2ˢ) right/2ˢ (right = tJ if use_j). Returns order and s, −1 for overflow."""
     m = A.shape[0]
     norm = _one_norm(A)
     if not norm < np.inf:
@@ -243,9 +221,19 @@ def _scaled_phi1(A, right, t, use_j, orders, thetas, w, C):
     for i in range(m):
         for j in range(m):
             w[0, i, j] = A[i, j] / size
-    order, squarings = _select(_powers(w, size, thetas), orders, thetas)
+            w[2, i, j] = w[3, i, j] = w[4, i, j] = 0
+    norm = alpha = _one_norm(w[0]) * size
+    _mm(w[0], w[0], w[1])
+    if norm > thetas[PLAIN - 1]:
+        _mm(w[1], w[1], w[2])
+        _mm(w[2], w[1], w[3])
+        sharp = max(_one_norm(w[2]) ** 0.25, _one_norm(w[3]) ** (1 / 6)) * size
+        alpha = min(norm, sharp)
+    order, squarings = _select(alpha, orders, thetas)
     if order == 5 and norm <= thetas[PLAIN - 1]:
         _mm(w[1], w[1], w[2])
+    if order == 9:
+        _mm(w[3], w[1], w[4])
     half = 0.5**squarings
     scale = size * half
     for i in range(m):
@@ -254,6 +242,7 @@ def _scaled_phi1(A, right, t, use_j, orders, thetas, w, C):
             w[1, i, j] *= scale**2
             w[2, i, j] *= scale**4
             w[3, i, j] *= scale**6
+            w[4, i, j] *= scale**8
     P, V, X = w[5], w[6], w[7]
     _even_polynomials(order, w, P, V, X)
     _mm(w[0], P, X)
@@ -267,92 +256,94 @@ def _scaled_phi1(A, right, t, use_j, orders, thetas, w, C):
                 C[i, j] = -2 * half * t * P[i, r + j]
                 C[i, r + j] = 2 * half * t * P[i, j]
     else:
-        _mm(P, right, C)
         for i in range(m):
             for j in range(m):
-                C[i, j] *= 2 * half
+                right[i, j] *= 2 * half
+        _mm(P, right, C)
     _solve(V, C)
     return order, squarings
 
 
-@jit
-def _skew_one(G, gram, W, use_j, t, eps, orders, thetas, w, scale, C):
-    """One core with its order, squarings (−1: overflow) and certificate."""
-    m = C.shape[0]
-    Gs, A, right = w[8], w[9], w[10]
+@inner
+def _generator(G, gram, W, use_j, t, scale, Gs, right, A):
+    """A = tWG, with the balanced G in Gs and tW in right (not for W = J)."""
+    m, r = A.shape[0], A.shape[0] // 2
     if use_j:
         _balance(G, scale)
         for i in range(m):
             for j in range(m):
                 Gs[i, j] = scale[i] * G[i, j] * scale[j]
-        r = m // 2
         for i in range(r):
             for j in range(m):
                 A[i, j], A[r + i, j] = t * Gs[r + i, j], -t * Gs[i, j]
+        return
+    for i in range(m):
+        for j in range(m):
+            right[i, j] = t * W[i, j]
+    if gram:
+        _copy(G, Gs)
+        _mm(right, Gs, A)
     else:
-        for i in range(m):
-            for j in range(m):
-                right[i, j] = t * W[i, j]
-        if gram:
-            Gs[:] = G
-            _mm(right, Gs, A)
-        else:
-            A[:] = right
-    order, squarings = _scaled_phi1(A, right, t, use_j, orders, thetas, w, C)
-    if squarings < 0:
-        return order, squarings, np.inf
-    X = w[9]
-    for s in range(squarings):
-        if gram:
-            _mm(Gs, C, w[0])
-            _mm(C, w[0], X)
-        else:
-            _mm(C, C, X)
-        for i in range(m):
-            for j in range(m):
-                C[i, j] = 2 * C[i, j] + X[i, j]
-        if (s + 1) % _POLISH == 0 and s + 1 < squarings:
-            _polish(C, Gs, gram, w)
-    _polish(C, Gs, gram, w)
-    bound = _defect_bound(C, Gs, gram, eps, w)
-    if use_j:
-        for i in range(m):
-            for j in range(m):
-                C[i, j] *= scale[i] * scale[j]
-    return order, squarings, bound
+        _copy(right, A)
 
 
 @jit
 def skew_batch(first, last, G, gram, W, use_j, t, eps, orders, thetas, C, chosen, bound):
     """Cores first..last of a batch; a grid of t runs over the batch of G again and again."""
     m = C.shape[1]
-    w = np.empty((_WORK, m, m), C.dtype)
+    w = np.zeros((_WORK, m, m), C.dtype)
     scale = np.ones(m, t.dtype)
+    Gs, X, right = w[8], w[9], w[10]
     for e in range(first, last):
         g = e % G.shape[0]
-        order, squarings, bound[e] = _skew_one(
-            G[g], gram, W[g], use_j, t[e], eps, orders, thetas, w, scale, C[e]
-        )
+        _generator(G[g], gram, W[g], use_j, t[e], scale, Gs, right, X)
+        order, squarings = _scaled_phi1(X, right, t[e], use_j, orders, thetas, w, C[e])
         chosen[e, 0], chosen[e, 1] = order, squarings
+        for s in range(squarings):
+            if gram:
+                _mm(Gs, C[e], w[0])
+                _mm(C[e], w[0], X)
+            else:
+                _mm(C[e], C[e], X)
+            for i in range(m):
+                for j in range(m):
+                    C[e, i, j] = 2 * C[e, i, j] + X[i, j]
+            if (s + 1) % DOUBLINGS_PER_POLISH == 0 and s + 1 < squarings:
+                _polish(C[e], Gs, gram, w)
+        _polish(C[e], Gs, gram, w)
+        bound[e] = _defect_bound(C[e], Gs, gram, eps, w)
+        if use_j:
+            for i in range(m):
+                for j in range(m):
+                    C[e, i, j] *= scale[i] * scale[j]
 
 
 def skew_cores(G: Array | None, t: np.ndarray, W: Array | None) -> Core:
     """The batched cores, as `exponential.skew_core` gives them; t has no matrix axes."""
-    given = G if G is not None else W
-    assert given is not None
-    m = given.shape[-1]
-    batch = given.shape[:-2]
+    given: Array = W if G is None else G
+    batch, m = given.shape[:-2], given.shape[-1]
     shape = np.broadcast_shapes(t.shape, batch)
     count = math.prod(shape)
     C = np.empty((count, m, m), given.dtype)
     chosen = np.zeros((count, 2), np.int64)
     bound = np.empty(count, t.dtype)
-    flat = [np.ascontiguousarray(given if a is None else a).reshape(-1, m, m) for a in (G, W)]
-    ts = np.ascontiguousarray(np.broadcast_to(t, shape)).reshape(-1)
+    grams, generators = (_matrices(given if a is None else a, shape) for a in (G, W))
+    ts = np.array(np.broadcast_to(t, shape)).reshape(-1)
     eps = float(np.finfo(given.dtype).eps)
-    common = (flat[0], G is not None, flat[1], W is None, ts, eps, *table(eps), C, chosen, bound)
+    common = (grams, G is not None, generators, W is None, ts, eps, *table(eps), C, chosen, bound)
     share(count, m**3, lambda first, last: skew_batch(first, last, *common))
-    order, squarings = (int(chosen[:, 0].max()), int(chosen[:, 1].max())) if count else (3, 0)
-    if count and chosen[:, 1].min() < 0:
+    order, squarings = chosen.max(axis=0, initial=0)
+    if chosen[:, 1].min(initial=0) < 0:
         squarings = -1
-    return Core(C.reshape(*shape, m, m), order, squarings, bound.reshape(shape))
+    return Core(C.reshape(*shape, m, m), int(order), int(squarings), bound.reshape(shape))
+
+
+def _matrices(a: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """A batch as kernels take it, flat unless t varies inside it, and writable.
+
+    A read-only array is another type to numba, and would be compiled for once more.
+    """
+    m, batch = a.shape[-1], a.shape[:-2]
+    if shape[len(shape) - len(batch) :] != batch:
+        a = np.broadcast_to(a, (*shape, m, m))
+    return np.require(a, requirements=["C", "W"]).reshape(-1, m, m)

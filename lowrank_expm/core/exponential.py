@@ -109,16 +109,16 @@ def scale_down(A: Array) -> Scaled:
     powers = [p * scale ** (2 * i + 2) for i, p in enumerate(powers)]
     while len(powers) < pade.POWERS[order]:
         powers.append(powers[-1] @ powers[0])
-    return Scaled(unit * scale, powers, order, squarings)
+    return Scaled(unit * scale, powers[: pade.POWERS[order]], order, squarings)
 
 
 def _scaled_phi1(A: Array, right: Array | None, t: Array) -> tuple[Array, int, int]:
     """φ₁(A/2ˢ) right/2ˢ with the order and s; `right` None means tJ."""
     A, powers, order, squarings = scale_down(A)
     P, V = pade.numerator_parts(powers, order)
-    right = t * times_j(P) if right is None else P @ right
-    C = namespace(A).linalg.solve(V - A @ P, 0.5 ** (squarings - 1) * right)
-    return C, order, squarings
+    half = 0.5 ** (squarings - 1)
+    right = (half * t) * times_j(P) if right is None else P @ (half * right)
+    return namespace(A).linalg.solve(V - A @ P, right), order, squarings
 
 
 def _unit_scaled(A: Array) -> tuple[Array, Array]:
@@ -144,7 +144,7 @@ def _powers(unit: Array, size: Array, thetas: tuple[float, ...]) -> tuple[list[A
     A4 = A2 @ A2
     A6 = A4 @ A2
     sharp = xp.maximum(one_norm(A4) ** (1 / 4), one_norm(A6) ** (1 / 6)) * size
-    return [A2, A4, A6], xp.minimum(norm, sharp)
+    return [A2, A4, A6], xp.where(norm <= thetas[PLAIN - 1], norm, xp.minimum(norm, sharp))
 
 
 def _double(C: Array, G: Array | None, squarings: int) -> Array:

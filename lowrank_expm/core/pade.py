@@ -52,8 +52,8 @@ def numerator_parts(powers: list[Array], order: int) -> tuple[Array, Array]:
     one = eye(powers[0])
     if order == 13:
         A6 = powers[2]
-        P = b[1] * one + _combination(b[3::2], powers) + A6 @ _combination(b[9::2], powers)
-        V = b[0] * one + _combination(b[2::2], powers) + A6 @ _combination(b[8::2], powers)
+        P = b[1] * one + _combination(b[3:9:2], powers) + A6 @ _combination(b[9::2], powers)
+        V = b[0] * one + _combination(b[2:8:2], powers) + A6 @ _combination(b[8::2], powers)
         return P, V
     P = b[1] * one + _combination(b[3::2], powers)
     V = b[0] * one + _combination(b[2::2], powers)
@@ -65,17 +65,18 @@ def numerator_derivatives(
 ) -> tuple[Array, Array]:
     """The derivatives of P and V from those of the powers."""
     b = COEFFICIENTS[order]
-    dP, dV = _combination(b[3::2], dpowers), _combination(b[2::2], dpowers)
     if order == 13:
+        dP, dV = _combination(b[3:9:2], dpowers), _combination(b[2:8:2], dpowers)
         A6, dA6 = powers[2], dpowers[2]
         dP = dP + dA6 @ _combination(b[9::2], powers) + A6 @ _combination(b[9::2], dpowers)
         dV = dV + dA6 @ _combination(b[8::2], powers) + A6 @ _combination(b[8::2], dpowers)
-    return dP, dV
+        return dP, dV
+    return _combination(b[3::2], dpowers), _combination(b[2::2], dpowers)
 
 
 def _combination(coefficients: tuple[float, ...], powers: list[Array]) -> Array:
     """Σ cᵢ powers[i] over the powers there are."""
     total = coefficients[0] * powers[0]
-    for c, power in zip(coefficients[1:], powers[1:], strict=False):
+    for c, power in zip(coefficients[1:], powers[1:], strict=True):
         total = total + c * power
     return total

@@ -52,7 +52,7 @@ def robust_basis(
     R = np.where(wanted[..., None, None], factor, eye)
     frame = Frame(frame.columns, frame.scale, (*frame.factors, R))
     G, T = accumulate(frame, B, dtype)
-    rough = wanted & (np.abs(G - eye).sum(axis=-1).max(axis=-1) > ORTHONORMAL)
+    rough = wanted & (np.abs(G - eye).sum(axis=-1).max(axis=-1, initial=0) > ORTHONORMAL)
     if rough.any():
         second, _ = cholesky(G)
         second = np.where(rough[..., None, None], second, eye)
@@ -142,10 +142,10 @@ def _householder(frame: Frame, dtype: np.dtype) -> np.ndarray:
     length = np.where(length > 0, length, 1)
     pivot = np.diagonal(R)
     size = np.abs(pivot)
-    phase = np.where(size > 0, pivot / np.where(size > 0, size, 1), 1)
+    floor = m * np.finfo(dtype).eps / 2 * length
+    phase = np.where(size > floor, pivot, 1) / np.where(size > floor, size, 1)
     R = phase.conj()[:, None] * R
-    u = np.finfo(dtype).eps / 2
-    np.fill_diagonal(R, np.maximum(size, m * u * length))
+    np.fill_diagonal(R, np.maximum(size, floor))
     return R
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._numba import jit
+from .._numba import inner, jit
 
 # A panel row is 1 KiB whatever the precision; the padding keeps rows out of one cache set.
 PANEL_BYTES = 1024
@@ -19,7 +19,7 @@ PANELS_PER_FLUSH = 32  # 4096 or 8192 rows: FLUSH_ROWS is a multiple
 NARROW, WIDE = 4, 8
 
 
-@jit
+@inner
 def _pack(a, e, lo, rows, P, at):
     """P[at + j, q] = a[e, lo + q, j], eight rows at a time."""
     x = a[e]
@@ -36,7 +36,7 @@ def _pack(a, e, lo, rows, P, at):
             P[at + j, q] = x[lo + q, j]
 
 
-@jit
+@inner
 def _frame_rows(U, V, scale, factors, e, lo, rows, P):
     """Rows of F = [U V] diag(scale) R₁⁻¹R₂⁻¹… into the first rows of P, transposed."""
     r = U.shape[2]
@@ -61,7 +61,7 @@ def _frame_rows(U, V, scale, factors, e, lo, rows, P):
                 y[q] /= d
 
 
-@jit
+@inner
 def _tile(P, i, j, rows, H):
     """H[i:i+4, j:j+4] += P[i:i+4] @ P[j:j+4]ᵀ over one panel."""
     a0, a1, a2, a3 = P[i], P[i + 1], P[i + 2], P[i + 3]
@@ -98,6 +98,22 @@ def _tile(P, i, j, rows, H):
         row[j + 3] += sums[3]
 
 
+@inner
+def _clear(a):
+    """a = 0."""
+    for i in range(a.shape[0]):
+        for j in range(a.shape[1]):
+            a[i, j] = 0
+
+
+@inner
+def _transposed(a, out):
+    """out[:, :] = aᵀ in the leading corner: loops, for slice assignments compile to far more."""
+    for i in range(a.shape[0]):
+        for j in range(a.shape[1]):
+            out[j, i] = a[i, j]
+
+
 @jit
 def accumulate_tasks(first, last, blocks, size, gram, U, V, scale, factors, B, partial):
     """partial[task] += Fᵀ[F B] over the task's rows: upper tiles of FᵀF (if gram), all of FᵀB."""
@@ -112,7 +128,7 @@ def accumulate_tasks(first, last, blocks, size, gram, U, V, scale, factors, B, p
         out = partial[task]
         while lo < hi:
             flush = min(lo + PANELS_PER_FLUSH * panel, hi)
-            H[:] = 0
+            _clear(H)
             while lo < flush:
                 rows = min(panel, flush - lo)
                 _frame_rows(U, V, scale, factors, e, lo, rows, P)
@@ -147,7 +163,7 @@ def update_tasks(first, last, blocks, size, add, U, V, scale, factors, Z, B, out
             _frame_rows(U, V, scale, factors, e, lo, rows, P)
             for g in range(Z.shape[0]):
                 if lo == start or Z.shape[0] > 1:
-                    z[:k, :m] = Z[g, e].T
+                    _transposed(Z[g, e], z)
                 if k >= NARROW:
                     for c in range(0, k8, WIDE):
                         _eight_columns(P, z, c, rows, Y)
@@ -172,7 +188,7 @@ def combine_tasks(first, last, blocks, size, U, V, Yb, B, M, Uo, Vo, Bo):
     z = np.zeros((c8, w4), U.dtype)
     for task in range(first, last):
         e, start = task // blocks, (task % blocks) * size
-        z[:c, :w] = M[e].T
+        _transposed(M[e], z)
         for lo in range(start, min(start + size, n), panel):
             rows = min(panel, min(start + size, n) - lo)
             _pack(U, min(e, U.shape[0] - 1), lo, rows, P, 0)
@@ -186,7 +202,7 @@ def combine_tasks(first, last, blocks, size, U, V, Yb, B, M, Uo, Vo, Bo):
             _unpack(Y, 2 * r, Bo[e], lo, rows)
 
 
-@jit
+@inner
 def _unpack(Y, at, out, lo, rows):
     """out[lo + q, j] = Y[at + j, q]."""
     for q in range(rows):
@@ -194,7 +210,7 @@ def _unpack(Y, at, out, lo, rows):
             out[lo + q, j] = Y[at + j, q]
 
 
-@jit
+@inner
 def _one_column(P, z, rows, y):
     """y = Pᵀ z over one panel."""
     for q in range(rows):
@@ -206,7 +222,7 @@ def _one_column(P, z, rows, y):
             y[q] += a0 * p0[q] + a1 * p1[q] + a2 * p2[q] + a3 * p3[q]
 
 
-@jit
+@inner
 def _eight_columns(P, z, c, rows, Y):
     """Y[c:c+8] = z[c:c+8] P over one panel; operands are loaded once, before any store."""
     y0, y1, y2, y3 = Y[c], Y[c + 1], Y[c + 2], Y[c + 3]
@@ -235,7 +251,7 @@ def _eight_columns(P, z, c, rows, Y):
             y7[q] += h0 * x0 + h1 * x1 + h2 * x2 + h3 * x3
 
 
-@jit
+@inner
 def _write(b, out, Y, lo, rows):
     """out[lo:lo+rows] = b[lo:lo+rows] + Yᵀ; out may be b."""
     k = out.shape[1]

@@ -71,7 +71,7 @@ def _accumulate(
     n, m, k = frame.rows, frame.width, B.shape[-1]
     G = np.zeros((*batch, m, m) if gram else (*batch, 0, 0), dtype)
     T = np.zeros((*batch, m, k), _wide(B, dtype))
-    if not (math.prod(batch) and m and n):
+    if not (math.prod(batch) and m and n and (gram or k)):
         return G, T
     if _must_split(batch, [*frame.columns, B]):
         for i in range(batch[0]):
@@ -424,8 +424,11 @@ def _combined(H: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """xᴴy from the real products of interleaved real and imaginary parts."""
     *lead, m, k = H.shape
     h = H.reshape(*lead, m // 2, 2, k // 2, 2)
-    real = h[..., 0, :, 0] + h[..., 1, :, 1]
-    return (real + 1j * (h[..., 0, :, 1] - h[..., 1, :, 0])).astype(dtype)
+    out = np.empty((*lead, m // 2, k // 2), dtype)
+    with np.errstate(invalid="ignore", over="ignore"):
+        out.real = h[..., 0, :, 0] + h[..., 1, :, 1]
+        out.imag = h[..., 0, :, 1] - h[..., 1, :, 0]
+    return out
 
 
 def _must_split(batch: tuple[int, ...], operands: list[np.ndarray]) -> bool:
