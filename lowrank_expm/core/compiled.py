@@ -217,7 +217,7 @@ def _scaled_phi1(A, right, t, use_j, orders, thetas, w, C):
     norm = _one_norm(A)
     if not norm < np.inf:
         return 0, -1
-    size = 2.0 ** math.floor(math.log2(norm)) if norm > 0 else 1.0
+    size = 2.0 ** math.floor(math.log2(norm)) if norm > 1 else 1.0
     for i in range(m):
         for j in range(m):
             w[0, i, j] = A[i, j] / size

@@ -122,10 +122,13 @@ def _scaled_phi1(A: Array, right: Array | None, t: Array) -> tuple[Array, int, i
 
 
 def _unit_scaled(A: Array) -> tuple[Array, Array]:
-    """A divided by a power of two near its 1-norm, and that power: products cannot overflow."""
+    """A divided by a power of two that brings a large 1-norm near one, and that power.
+
+    Then no product can overflow, and small matrices need no scaling.
+    """
     xp = namespace(A)
     norm = one_norm(A)
-    safe = xp.where(norm > 0, norm, xp.ones_like(norm))
+    safe = xp.where(norm > 1, norm, xp.ones_like(norm))
     size = xp.pow(2.0 * xp.ones_like(safe), xp.floor(xp.log2(safe)))
     return A / size[..., None, None], size
 
