@@ -201,6 +201,49 @@ class LowRankUnitary:
             dtype=self.dtype,
         )
 
+    def logm(self) -> LowRankSkew:
+        """The principal logarithm: a generator S with exp(S) = Q and angles in [−π, π].
+
+        Returns
+        -------
+        LowRankSkew
+            Real for a real operator. For exp(tS) with |t| ‖S‖₂ below π it is tS.
+
+        Raises
+        ------
+        ValueError
+            For a real operator of determinant −1, which no exponential has.
+
+        Notes
+        -----
+        O(n m² + m³) time and a result of n × m numbers: the small unitary matrix in an
+        orthonormal basis is reduced to Schur form (Higham, Functions of Matrices, section 11.1,
+        doi:10.1137/1.9780898717778). Where ‖Q − I‖ is far below 1, the result has small relative
+        errors too. Near π a logarithm is ill-conditioned: an error u in Q turns the plane of an
+        angle π − ε by u/ε, and exp of the result is still Q to rounding. For an angle of exactly
+        π there are many: a real operator turns a plane by π in either sense, and any plane will
+        do where −1 is a multiple eigenvalue. The result is one of them, and its exp is Q; raising
+        an error instead would make the answer depend on the last bit.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from lowrank_expm import LowRankSkew
+        >>> S = LowRankSkew([0.0, 2.0, 0.0], [1.0, 0.0, 0.0])
+        >>> S.expm().logm().to_dense().round(12) + 0.0
+        array([[ 0., -2.,  0.],
+               [ 2.,  0.,  0.],
+               [ 0.,  0.,  0.]])
+        """
+        from ._logarithm import factors
+        from .skew import LowRankSkew
+
+        U, V = (a.astype(self.dtype, copy=False) for a in factors(self._solution))
+        if self._conjugate:
+            U, V = U.conj(), V.conj()
+        S = LowRankSkew(U, V, method=self._generator.method)
+        return S.H if self._adjoint else S
+
     def orthogonality_defect(self) -> Any:
         """The true defect ‖QᴴQ − I‖₂ of this operator; see `verify.orthogonality_defect`.
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from . import _exact, _inputs
+from . import _derivative_check, _exact, _inputs
 from ._exact import LONGEST
+from ._jacobian import JacobianSpectrum, exponential_jacobian, jacobian_singular_values
 from .passes import Frame
 from .passes.basis import triangular_factor
 from .skew import LowRankSkew, Method
@@ -21,10 +22,13 @@ from .unitary import LowRankUnitary
 
 __all__ = [
     "Estimate",
+    "JacobianSpectrum",
     "Report",
     "basis_condition",
     "check",
     "expm_condition",
+    "exponential_jacobian",
+    "jacobian_singular_values",
     "orthogonality_defect",
 ]
 
@@ -284,7 +288,8 @@ class Report:
     Attributes
     ----------
     passed : bool
-        Whether defect, norm drift and inverse error are at rounding level.
+        Whether defect, norm drift and inverse error, and the errors of the derivatives if they
+        were tried, are at rounding level.
     defect : float
         ‖QᴴQ − I‖₂, measured.
     defect_bound : float
@@ -307,6 +312,13 @@ class Report:
         Size of the problem.
     dtype : str
         The dtype of the operator.
+    adjoint_error : float or None
+        How far the derivatives forward and reverse are from adjoint, relatively; None where that
+        was not asked for, as below.
+    difference_error : float or None
+        The relative distance of the forward derivative from central differences.
+    adjoint_limit, difference_limit : float or None
+        What these may be: 10³ ũ and 10³ ũ^⅔ with ũ = u max(1, |t| Σ ‖uⱼ‖‖vⱼ‖).
     """
 
     passed: bool
@@ -322,6 +334,10 @@ class Report:
     n: int
     r: int
     dtype: str
+    adjoint_error: float | None = None
+    difference_error: float | None = None
+    adjoint_limit: float | None = None
+    difference_limit: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as a dictionary of Python scalars.
@@ -341,9 +357,13 @@ class Report:
             ("orthogonality defect", self.defect, self.limit),
             ("norm drift", self.norm_drift, self.limit),
             ("inverse error", self.inverse_error, 2 * self.limit),
+            ("derivatives: adjointness", self.adjoint_error, self.adjoint_limit),
+            ("derivatives: differences", self.difference_error, self.difference_limit),
         ]
         lines = [head, f"  {'measured':<34}{'value':>10}  {'allowed':>10}"]
         for name, value, limit in measured:
+            if value is None or limit is None:
+                continue
             mark = "ok" if value <= limit else "TOO LARGE"
             lines.append(f"  {name:<34}{value:>10.2e}  {limit:>10.2e}  {mark}")
         known = [
@@ -355,7 +375,15 @@ class Report:
         return "\n".join(lines + [f"  {name:<34}{value:>10.2e}" for name, value in known])
 
 
-def check(U: Any, V: Any, B: Any = None, t: Any = 1.0, *, method: Method = "auto") -> Report:
+def check(
+    U: Any,
+    V: Any,
+    B: Any = None,
+    t: Any = 1.0,
+    *,
+    method: Method = "auto",
+    derivatives: bool = False,
+) -> Report:
     """Verify exp(t(U Vᴴ − V Uᴴ)) on the caller's own data.
 
     Parameters
@@ -365,6 +393,9 @@ def check(U: Any, V: Any, B: Any = None, t: Any = 1.0, *, method: Method = "auto
         Vectors to test with; two random ones from a fixed seed by default.
     t : float or 1-D array_like, optional
     method : {"auto", "gram", "qr", "direct"}, optional
+    derivatives : bool, optional
+        Whether to try the derivatives too, in a random direction: that forward and reverse are
+        adjoint, and that forward agrees with central differences.
 
     Returns
     -------
@@ -378,7 +409,8 @@ def check(U: Any, V: Any, B: Any = None, t: Any = 1.0, *, method: Method = "auto
 
     Notes
     -----
-    O(n m²) time, a few passes over the rows; memory for a few vectors of length n.
+    O(n m²) time, a few passes over the rows; memory for a few vectors of length n, and for a few
+    arrays of the size of U and V with `derivatives`.
 
     Examples
     --------
@@ -402,10 +434,12 @@ def check(U: Any, V: Any, B: Any = None, t: Any = 1.0, *, method: Method = "auto
         "norm_drift": drift,
         "inverse_error": inverse,
     }
+    found = _derivative_check.measure(S, B, t, Q.dtype) if derivatives else None
     return Report(
         passed=worst["defect"] <= limit
         and worst["norm_drift"] <= limit
-        and worst["inverse_error"] <= 2 * limit,
+        and worst["inverse_error"] <= 2 * limit
+        and (found is None or found.passed),
         defect_bound=_worst(c.defect_bound),
         angle=_worst(c.angle),
         basis_condition=_worst(basis_condition(S.U, S.V)),
@@ -416,6 +450,7 @@ def check(U: Any, V: Any, B: Any = None, t: Any = 1.0, *, method: Method = "auto
         r=r,
         dtype=str(Q.dtype),
         **worst,
+        **(found._asdict() if found else {}),
     )
 
 

@@ -1,0 +1,277 @@
+"""The derivatives of exp(tS)B at one t, by each of the three routes; arguments are checked.
+
+exp(tS) = I + F C Fᴴ moves, with X = [U V], by L = dX P Fᴴ + F N Fᴴ + F R dXᴴ: the routes differ
+in their frame F and in the m × m matrices. Every class holds such matrices, and references to
+arrays of its caller.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from . import _linear, core
+from ._array import adjoint
+from .core import spectral
+from .passes import Frame
+from .passes.numpy_passes import combine, project, update
+
+# Eigenvalues of the Gram matrix of a frame that is orthonormal but for columns of rounding noise:
+# what lies below belongs to a direction in which X is of the size of rounding.
+NOISE = 0.25
+
+Bars = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+class Tangent(NamedTuple):
+    """L = dX P Fᴴ + F N Fᴴ + F R dXᴴ; without a frame, L = N."""
+
+    moved: Frame | None
+    F: Frame | None
+    P: np.ndarray
+    N: np.ndarray
+    R: np.ndarray
+
+    @property
+    def adjoint(self) -> Tangent:
+        """Lᴴ."""
+        return self._replace(P=adjoint(self.R), N=adjoint(self.N), R=adjoint(self.P))
+
+    def astype(self, dtype: np.dtype) -> Tangent:
+        """The same with small matrices of another dtype, in which it then computes."""
+        P, N, R = (a.astype(dtype, copy=False) for a in (self.P, self.N, self.R))
+        return self._replace(P=P, N=N, R=R)
+
+    def __matmul__(self, B: np.ndarray) -> np.ndarray:
+        """L @ B."""
+        if self.F is None or self.moved is None:
+            return self.N @ B
+        dtype = self.N.dtype
+        T = project(self.F, B, dtype)
+        Z = self.N @ T + self.R @ project(self.moved, B, dtype)
+        Y = np.empty((*Z.shape[:-2], *B.shape[-2:]), Z.dtype)
+        update(self.F, Z, None, dtype, Y)
+        return update(self.moved, self.P @ T, Y, dtype, Y)
+
+
+class Gram(NamedTuple):
+    """F = X with Gram matrix G and T = XᴴB, where G can be trusted.
+
+    C is a function of G, P = R = C and N = dC. In reverse, with P = XᴴȲ, Z = C T and T̄ = CᴴP:
+    B̄ = Ȳ + X T̄ and X̄ = Ȳ Zᴴ + B T̄ᴴ + X (Ḡ + Ḡᴴ), where Ḡ, the adjoint of G ↦ C applied to
+    P Tᴴ, is the forward derivative of the core at −t.
+    """
+
+    X: Frame
+    G: np.ndarray
+    T: np.ndarray
+    t: np.ndarray
+    B: np.ndarray
+
+    def tangent(self, dU: np.ndarray, dV: np.ndarray) -> Tangent:
+        """L in a direction."""
+        inner = _project_both(self.X, dU, dV, self.G.dtype)
+        C, dC = core.skew_derivative(self.G, self.t, inner + adjoint(inner))
+        return Tangent(Frame((dU, dV)), self.X, C, dC, C)
+
+    def jvp(self, dU: np.ndarray, dV: np.ndarray, dB: np.ndarray, dt: np.ndarray) -> np.ndarray:
+        """The derivative of exp(tS)B."""
+        L = self.tangent(dU, dV)
+        Z = L.P @ project(self.X, dB, self.G.dtype)
+        Z = Z + dt * apply_j(self.T + self.G @ (L.P @ self.T))
+        return _moved(L, self.B, self.T, Z, dB)
+
+    def vjp(self, Ybar: np.ndarray) -> Bars:
+        """The cotangents of U, V, B and t."""
+        dtype, T = self.G.dtype, self.T
+        P = project(self.X, Ybar, dtype)
+        back, Gbar = core.skew_derivative(self.G, -self.t, P @ adjoint(T))
+        Z, Tbar = adjoint(back) @ T, back @ P
+        require_range(Gbar, Z, Tbar)
+        tbar = _inner(P, apply_j(T + self.G @ Z))
+        bars = combine(self.X, Ybar, self.B, Gbar + adjoint(Gbar), Z, Tbar, dtype)
+        return *bars, tbar
+
+
+class Framed(NamedTuple):
+    """Q = F root with orthonormal (or zero) columns and X = Q R, where G cannot be trusted.
+
+    With K = R J Rᴴ, b = QᴴB and D = QᴴdX, the part of dX outside range(Q) meets φ₁(tK) and the
+    part inside the derivative of exp at tK, both of them from the eigenvalues of K:
+    dY = t dX J Rᴴφ₁b + Q [exp'(tDJRᴴ + tRJDᴴ) b − tDJRᴴφ₁b + tφ₁RJ(dXᴴB − Dᴴb)] + exp(tS) dB.
+    Q is not differentiated, so the result does not depend on which Q it is.
+    """
+
+    X: Frame
+    F: Frame
+    root: np.ndarray
+    JRh: np.ndarray
+    spectrum: spectral.Spectrum
+    T: np.ndarray
+    t: np.ndarray
+    B: np.ndarray
+
+    @classmethod
+    def of(cls, X: Frame, s: _linear.Solution, t: np.ndarray, B: np.ndarray) -> Framed:
+        """From a solution by the route "qr"."""
+        assert s.frame is not None
+        assert s.G is not None
+        values, vectors = np.linalg.eigh(s.G)
+        size = np.sqrt(np.where(values > NOISE, values, 0))
+        inverse = np.divide(1, size, out=np.zeros_like(size), where=size > 0)
+        R = size[..., :, None] * adjoint(vectors) @ _triangular(s.frame)
+        r = R.shape[-1] // 2
+        M = R[..., :r] @ adjoint(R[..., r:])
+        spectrum = spectral.spectrum(M - adjoint(M))
+        root = vectors * inverse[..., None, :]
+        return cls(X, s.frame, root, apply_j(adjoint(R)), spectrum, s.T, t, B)
+
+    def tangent(self, dU: np.ndarray, dV: np.ndarray) -> Tangent:
+        """L in a direction."""
+        t, JRh, root = self.t, self.JRh, self.root
+        phi = spectral.phi1(self.spectrum, t)
+        D = adjoint(root) @ _project_both(self.F, dU, dV, root.dtype)
+        ahead, back = t * JRh @ phi, -t * phi @ adjoint(JRh)
+        E = t * D @ JRh
+        N = spectral.exp_derivative(self.spectrum, t, E - adjoint(E))
+        N = root @ (N - D @ ahead - back @ adjoint(D)) @ adjoint(root)
+        return Tangent(Frame((dU, dV)), self.F, ahead @ adjoint(root), N, root @ back)
+
+    def jvp(self, dU: np.ndarray, dV: np.ndarray, dB: np.ndarray, dt: np.ndarray) -> np.ndarray:
+        """The derivative of exp(tS)B."""
+        turn, motion = self._turn(self.t), dt * spectral.generator_exp(self.spectrum, self.t)
+        Z = turn @ self._inside(project(self.F, dB, self.root.dtype))
+        Z = self.root @ (Z + motion @ self._inside(self.T))
+        return _moved(self.tangent(dU, dV), self.B, self.T, Z, dB)
+
+    def vjp(self, Ybar: np.ndarray) -> Bars:
+        """The cotangents of U, V, B and t."""
+        t, JRh, dtype = self.t, self.JRh, self.root.dtype
+        P, b = self._inside(project(self.F, Ybar, dtype)), self._inside(self.T)
+        phi = spectral.phi1(self.spectrum, t)
+        Z, Tbar = t * JRh @ phi @ b, -t * JRh @ adjoint(phi) @ P
+        E = spectral.exp_derivative(self.spectrum, -t, t * P @ adjoint(b))
+        D = (E - adjoint(E)) @ adjoint(JRh) - P @ adjoint(Z) - b @ adjoint(Tbar)
+        require_range(D, Z, Tbar)
+        U, V, _ = combine(self.X, Ybar, self.B, 0 * (JRh @ D), Z, Tbar, dtype)
+        for bar, K in zip((U, V), np.split(self.root @ D, 2, axis=-1), strict=True):
+            update(self.F, np.ascontiguousarray(K), bar, dtype, bar)
+        B = np.empty((*P.shape[:-2], *Ybar.shape[-2:]), np.result_type(dtype, P))
+        update(self.F, self.root @ (self._turn(-t) @ P), Ybar, dtype, B)
+        return U, V, B, _inner(P, spectral.generator_exp(self.spectrum, t) @ b)
+
+    def _inside(self, T: np.ndarray) -> np.ndarray:
+        """Qᴴa from Fᴴa."""
+        return adjoint(self.root) @ T
+
+    def _turn(self, t: np.ndarray) -> np.ndarray:
+        """exp(tK) − I."""
+        values = spectral.exp(self.spectrum, t)
+        return values - np.eye(values.shape[-1], dtype=values.dtype)
+
+
+class Direct(NamedTuple):
+    """No frame: S itself, n × n, where n ≤ 2r."""
+
+    U: np.ndarray
+    V: np.ndarray
+    spectrum: spectral.Spectrum
+    t: np.ndarray
+    B: np.ndarray
+
+    @classmethod
+    def of(cls, U: np.ndarray, V: np.ndarray, t: np.ndarray, B: np.ndarray) -> Direct:
+        """From factors of one dtype."""
+        M = U @ adjoint(V)
+        return cls(U, V, spectral.spectrum(M - adjoint(M)), t, B)
+
+    def tangent(self, dU: np.ndarray, dV: np.ndarray) -> Tangent:
+        """L in a direction."""
+        M = dU @ adjoint(self.V) + self.U @ adjoint(dV)
+        N = spectral.exp_derivative(self.spectrum, self.t, self.t * (M - adjoint(M)))
+        return Tangent(None, None, N, N.astype(self.U.dtype, copy=False), N)
+
+    def jvp(self, dU: np.ndarray, dV: np.ndarray, dB: np.ndarray, dt: np.ndarray) -> np.ndarray:
+        """The derivative of exp(tS)B."""
+        L = self.tangent(dU, dV).N + dt * spectral.generator_exp(self.spectrum, self.t)
+        return L @ self.B + spectral.exp(self.spectrum, self.t) @ dB
+
+    def vjp(self, Ybar: np.ndarray) -> Bars:
+        """The cotangents of U, V, B and t."""
+        t = self.t
+        E = spectral.exp_derivative(self.spectrum, -t, t * Ybar @ adjoint(self.B))
+        E = E - adjoint(E)
+        B = spectral.exp(self.spectrum, -t) @ Ybar
+        motion = spectral.generator_exp(self.spectrum, t)
+        return E @ self.V, -E @ self.U, B, _inner(Ybar, motion @ self.B)
+
+
+Linearised = Gram | Framed | Direct
+
+
+def linearise(
+    X: Frame, G: np.ndarray, T: np.ndarray, t: np.ndarray, B: np.ndarray, real: np.dtype
+) -> tuple[np.ndarray, Linearised]:
+    """exp(tS)B by the route that "auto" takes, and its derivatives by that route.
+
+    Where the Gram matrix cannot be trusted for the one it cannot be for the other. A batch takes
+    one route for the derivatives.
+    """
+    U, V = X.columns
+    s = _linear.solve(U, V, B, t, "auto", real, G, T)
+    batch = np.broadcast_shapes(X.batch, B.shape[:-2])
+    Y = np.empty((*batch, *B.shape[-2:]), np.result_type(G, T))
+    _linear.apply(s, s.C, B, Y, s.T)
+    if s.frame is None:
+        U, V = (a.astype(G.dtype, copy=False) for a in (U, V))
+        return Y, Direct.of(U, V, t, B)
+    if (s.route == "gram").all():
+        return Y, Gram(X, G, T, t, B)
+    if not (s.route == "qr").all():
+        s = _linear.solve(U, V, B, t, "qr", real, G, T)
+    return Y, Framed.of(X, s, t, B)
+
+
+def apply_j(right: np.ndarray) -> np.ndarray:
+    """J @ right."""
+    r = right.shape[-2] // 2
+    return np.concatenate([right[..., r:, :], -right[..., :r, :]], axis=-2)
+
+
+def _project_both(F: Frame, dU: np.ndarray, dV: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """FᴴdX."""
+    parts = [project(F, d, dtype) for d in (dU, dV)]
+    batch = np.broadcast_shapes(*(a.shape[:-2] for a in parts))
+    return np.concatenate([np.broadcast_to(a, batch + a.shape[-2:]) for a in parts], axis=-1)
+
+
+def _moved(L: Tangent, B: np.ndarray, T: np.ndarray, Z: np.ndarray, dB: np.ndarray) -> np.ndarray:
+    """L B + F Z + dB, with T = FᴴB."""
+    assert L.moved is not None
+    assert L.F is not None
+    dtype = L.N.dtype
+    Z = Z + L.N @ T + L.R @ project(L.moved, B, dtype)
+    require_range(Z, L.P)
+    dY = np.empty((*Z.shape[:-2], *B.shape[-2:]), Z.dtype)
+    update(L.F, Z, dB, dtype, dY)
+    return update(L.moved, L.P @ T, dY, dtype, dY)
+
+
+def require_range(*arrays: np.ndarray) -> None:
+    """Raise where the small matrices of a derivative have overflowed."""
+    if not all(np.isfinite(a).all() for a in arrays):
+        raise ValueError("the derivative overflows; scale its direction or cotangent down")
+
+
+def _inner(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Re ⟨a, b⟩ over the whole batch."""
+    return np.real(np.conj(a) * b).sum()
+
+
+def _triangular(frame: Frame) -> np.ndarray:
+    """R with X = F R."""
+    first, *rest = frame.factors
+    for R in rest:
+        first = R @ first
+    return first
