@@ -4,13 +4,14 @@ what callers pass except what only the passes can see (NaN, infinity, overflow).
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import _inputs, core
 from .core.certificate import ERROR_FACTOR
-from .passes import Frame
+from .passes import Frame, plain
 from .passes.basis import balanced, cholesky, first_nonfinite, robust_basis
 from .passes.numpy_passes import accumulate, no_vectors, project, update
 
@@ -77,6 +78,42 @@ def solve(
     if ts.ndim:
         doubtful = doubtful.any(axis=0)
     return _by_qr(frame, G, B, ts, dtype, size, doubtful) if doubtful.any() else gram
+
+
+def solve_plain(U: Any, V: Any, B: Any, t: Any) -> np.ndarray | None:
+    """The result for one small problem of plain arguments, or None: then `solve` must look closer.
+
+    It is "auto" on the route "gram", for numbers of ordinary size and with a certificate to trust.
+    """
+    if type(t) not in (float, int) or not plain.is_plain(U, V, B) or len(U) <= 2 * U.shape[1]:
+        return None
+    from .core.compiled import skew_core
+
+    G, T = plain.accumulate(U, V, B)
+    d = G.diagonal().real
+    info = _limits(G.dtype.char)
+    if not (info.low < d.min() and d.max() < info.high and math.isfinite(abs(T.sum()))):
+        return None
+    C, bound = skew_core(G, t)
+    if not bound <= TRUST * math.sqrt(len(d)) * info.unit:
+        return None
+    return plain.update(U, V, C @ T, B)
+
+
+class _Limits(NamedTuple):
+    """Between which values squares are harmless, and the unit roundoff."""
+
+    low: float
+    high: float
+    unit: float
+
+
+@lru_cache
+def _limits(char: str) -> _Limits:
+    """The limits of a dtype."""
+    info = np.finfo(char)
+    reach = 0.75 * float(info.maxexp)
+    return _Limits(2.0**-reach, 2.0**reach, float(info.eps) / 2)
 
 
 def _direct(

@@ -78,6 +78,10 @@ def skew_expm_multiply(
     array([0., 3., 5.])
     """
     _method(method)
+    if method == "auto" and out is None:
+        Y = _linear.solve_plain(U, V, B, t)
+        if Y is not None:
+            return Y
     U, V = _inputs.factors(("U", U), ("V", V))
     return _multiply(U, V, B, t, method, out, None)
 

@@ -12,20 +12,18 @@ MEANINGFUL = 0.01
 def defect_bound(C: Array, G: Array | None) -> Array:
     """Bound the defect ‖QᴴQ − I‖₂ of Q = I + F C Fᴴ with Gram matrix G (None: identity).
 
-    With columns scaled to unit length, an error of relative size u in G moves QᴴQ by
-    Ĉᴴ ΔĜ Ĉ, and rounding in the core by Ĉ Ĝ ΔĈ: both are below
-    u (1 + ‖Ĉ Ĝ Ĉᴴ‖^½ ‖Ĉ‖) up to a modest factor. The 2-norms of the positive semidefinite
-    matrices are replaced by their Frobenius norms, which need no iteration.
+    With columns scaled to unit length, an error of relative size u in G moves QᴴQ by Ĉᴴ ΔĜ Ĉ,
+    and rounding in the core by Ĉ Ĝ ΔĈ: both are below u (1 + ‖ĈĜĈᴴ‖^½ ‖Ĉ‖) up to a modest
+    factor. Q is unitary to first order, so that ĈĜĈᴴ = −(Ĉ + Ĉᴴ) costs no product. The 2-norms of
+    the positive semidefinite matrices are replaced by Frobenius norms, which need no iteration.
     """
     xp = namespace(C)
     u = 0.5 * eps(C)
     if G is None:
-        return _first_order(DEFECT_FACTOR * u * (1.0 + frobenius(C @ adjoint(C))))
+        return _first_order(DEFECT_FACTOR * u * (1.0 + frobenius(C + adjoint(C))))
     d = xp.sqrt(diagonal(G))
     Ch = d[..., :, None] * C * d[..., None, :]
-    safe = xp.where(d > 0, d, xp.ones_like(d))
-    Gh = G / safe[..., :, None] / safe[..., None, :]
-    inner = frobenius(Ch @ Gh @ adjoint(Ch))
+    inner = frobenius(Ch + adjoint(Ch))
     outer = frobenius(Ch @ adjoint(Ch))
     return _first_order(DEFECT_FACTOR * u * (1.0 + xp.sqrt(inner) * xp.sqrt(outer)))
 

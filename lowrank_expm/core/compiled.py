@@ -20,6 +20,8 @@ from .selection import PLAIN, select, table
 
 _select = inner(select)
 _WORK = 11
+# From this many columns on, products work on tiles.
+WIDE = 32
 
 
 def _table(start: int) -> np.ndarray:
@@ -33,24 +35,53 @@ def _table(start: int) -> np.ndarray:
 
 
 _EVEN, _ODD = _table(0), _table(1)
+_TABLES = {
+    char: (eps, *table(eps)) for char in "df" for eps in [float(np.finfo(np.dtype(char)).eps)]
+}
 
 
 @inner
 def _mm(a, b, out):
-    """out = a @ b, four rows of b at a time."""
-    m, inner, n = a.shape[0], a.shape[1], b.shape[1]
-    even = inner - inner % 4
+    """out = a @ b, as many rows of b at a time as there are registers for."""
+    m, depth, n = a.shape[0], a.shape[1], b.shape[1]
     for i in range(m):
         for j in range(n):
             out[i, j] = 0
+    tiled = m - m % 4 if n >= WIDE and not np.iscomplexobj(a) else 0
+    even = depth - depth % 4
+    for i in range(0, tiled, 4):
         for k in range(0, even, 4):
+            _tile(a, b, i, k, out)
+    for i in range(tiled, m):
+        y = out[i]
+        for k in range(0, even, 4):
+            z0, z1, z2, z3 = b[k], b[k + 1], b[k + 2], b[k + 3]
             a0, a1, a2, a3 = a[i, k], a[i, k + 1], a[i, k + 2], a[i, k + 3]
             for j in range(n):
-                out[i, j] += a0 * b[k, j] + a1 * b[k + 1, j] + a2 * b[k + 2, j] + a3 * b[k + 3, j]
-        for k in range(even, inner):
-            a0 = a[i, k]
+                y[j] += a0 * z0[j] + a1 * z1[j] + a2 * z2[j] + a3 * z3[j]
+    for i in range(m):
+        y = out[i]
+        for k in range(even, depth):
+            f, z = a[i, k], b[k]
             for j in range(n):
-                out[i, j] += a0 * b[k, j]
+                y[j] += f * z[j]
+
+
+@inner
+def _tile(a, b, i, k, out):
+    """out[i:i+4] += a[i:i+4, k:k+4] @ b[k:k+4]; operands are loaded once, before any store."""
+    y0, y1, y2, y3 = out[i], out[i + 1], out[i + 2], out[i + 3]
+    z0, z1, z2, z3 = b[k], b[k + 1], b[k + 2], b[k + 3]
+    a0, a1, a2, a3 = a[i, k], a[i, k + 1], a[i, k + 2], a[i, k + 3]
+    b0, b1, b2, b3 = a[i + 1, k], a[i + 1, k + 1], a[i + 1, k + 2], a[i + 1, k + 3]
+    c0, c1, c2, c3 = a[i + 2, k], a[i + 2, k + 1], a[i + 2, k + 2], a[i + 2, k + 3]
+    d0, d1, d2, d3 = a[i + 3, k], a[i + 3, k + 1], a[i + 3, k + 2], a[i + 3, k + 3]
+    for j in range(out.shape[1]):
+        x0, x1, x2, x3 = z0[j], z1[j], z2[j], z3[j]
+        y0[j] += a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
+        y1[j] += b0 * x0 + b1 * x1 + b2 * x2 + b3 * x3
+        y2[j] += c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3
+        y3[j] += d0 * x0 + d1 * x1 + d2 * x2 + d3 * x3
 
 
 @inner
@@ -83,7 +114,7 @@ def _one_norm(a):
 
 
 @inner
-def _solve(a, x):
+def _solve_small(a, x):
     """Overwrite x by a⁻¹x and a by its factors: elimination with partial pivoting."""
     m, n = a.shape[0], x.shape[1]
     for c in range(m):
@@ -111,6 +142,74 @@ def _solve(a, x):
             f = a[i, c]
             for j in range(n):
                 x[i, j] -= f * x[c, j]
+
+
+@inner
+def _solve_panels(a, x):
+    """The same by panels of four columns, so that each row is read a quarter as often."""
+    m = a.shape[0]
+    for c in range(0, m, 4):
+        end = min(c + 4, m)
+        for p in range(c, end):
+            _pivot(a, x, p, end)
+        for p in range(c, end):
+            for i in range(p + 1, end):
+                _subtract(a[i, p], a[p], a[i], end)
+                _subtract(a[i, p], x[p], x[i], 0)
+        for i in range(end, m):
+            if end - c == 4:
+                _subtract_four(c, a[i], a, a[i], end)
+                _subtract_four(c, a[i], x, x[i], 0)
+    for c in range((m - 1) // 4 * 4, -1, -4):
+        end = min(c + 4, m)
+        for p in range(end - 1, c - 1, -1):
+            inverse = 1 / a[p, p]
+            for j in range(x.shape[1]):
+                x[p, j] *= inverse
+            for i in range(c, p):
+                _subtract(a[i, p], x[p], x[i], 0)
+        for i in range(c):
+            if end - c == 4:
+                _subtract_four(c, a[i], x, x[i], 0)
+            else:
+                for p in range(c, end):
+                    _subtract(a[i, p], x[p], x[i], 0)
+
+
+@inner
+def _pivot(a, x, p, end):
+    """Bring the largest entry of column p to row p, and eliminate in the columns before `end`."""
+    m = a.shape[0]
+    best = p
+    for i in range(p + 1, m):
+        if abs(a[i, p]) > abs(a[best, p]):
+            best = i
+    if best != p:
+        for j in range(m):
+            a[p, j], a[best, j] = a[best, j], a[p, j]
+        for j in range(x.shape[1]):
+            x[p, j], x[best, j] = x[best, j], x[p, j]
+    inverse = 1 / a[p, p]
+    for i in range(p + 1, m):
+        a[i, p] *= inverse
+        for j in range(p + 1, end):
+            a[i, j] -= a[i, p] * a[p, j]
+
+
+@inner
+def _subtract(f, row, out, start):
+    """out[start:] −= f row[start:]."""
+    for j in range(start, out.shape[0]):
+        out[j] -= f * row[j]
+
+
+@inner
+def _subtract_four(c, factors, rows, out, start):
+    """out[start:] −= factors[c:c+4] @ rows[c:c+4, start:]."""
+    f0, f1, f2, f3 = factors[c], factors[c + 1], factors[c + 2], factors[c + 3]
+    r0, r1, r2, r3 = rows[c], rows[c + 1], rows[c + 2], rows[c + 3]
+    for j in range(start, out.shape[0]):
+        out[j] -= f0 * r0[j] + f1 * r1[j] + f2 * r2[j] + f3 * r3[j]
 
 
 @inner
@@ -180,23 +279,21 @@ def _polish(C, G, gram, w):
 def _defect_bound(C, G, gram, eps, w):
     """The certified defect: see `certificate.defect_bound`."""
     m = C.shape[0]
-    Ch, Gh, H, X = w[0], w[1], w[2], w[3]
+    Ch, H, X = w[0], w[1], w[2]
     for i in range(m):
         di = math.sqrt(G[i, i].real) if gram else 1.0
         for j in range(m):
             dj = math.sqrt(G[j, j].real) if gram else 1.0
             Ch[i, j] = di * C[i, j] * dj
-            if gram:
-                Gh[i, j] = G[i, j] / (di if di > 0 else 1.0) / (dj if dj > 0 else 1.0)
     _adjoint(Ch, H)
-    _mm(Ch, H, X)
-    outer = _frobenius(X)
-    inner = outer
+    for i in range(m):
+        for j in range(m):
+            X[i, j] = Ch[i, j] + H[i, j]
+    within = across = _frobenius(X)
     if gram:
-        _mm(Gh, H, X)
-        _mm(Ch, X, H)
-        inner = _frobenius(H)
-    bound = DEFECT_FACTOR * 0.5 * eps * (1.0 + math.sqrt(inner) * math.sqrt(outer))
+        _mm(Ch, H, X)
+        across = _frobenius(X)
+    bound = DEFECT_FACTOR * 0.5 * eps * (1.0 + math.sqrt(within) * math.sqrt(across))
     return bound if bound <= MEANINGFUL else np.inf
 
 
@@ -260,7 +357,10 @@ def _scaled_phi1(A, right, t, use_j, orders, thetas, w, C):
             for j in range(m):
                 right[i, j] *= 2 * half
         _mm(P, right, C)
-    _solve(V, C)
+    if m < WIDE:
+        _solve_small(V, C)
+    else:
+        _solve_panels(V, C)
     return order, squarings
 
 
@@ -336,6 +436,18 @@ def skew_cores(G: Array | None, t: np.ndarray, W: Array | None) -> Core:
     if chosen[:, 1].min(initial=0) < 0:
         squarings = -1
     return Core(C.reshape(*shape, m, m), int(order), int(squarings), bound.reshape(shape))
+
+
+def skew_core(G: np.ndarray, t: float) -> tuple[np.ndarray, float]:
+    """One core and its certified defect (NaN or infinite where the general way must look)."""
+    C = np.empty((1, *G.shape), G.dtype)
+    real = G.real.dtype
+    chosen, bound = np.empty((1, 2), np.int64), np.empty(1, real)
+    eps, orders, thetas = _TABLES[real.char]
+    ts = np.array([t], real)
+    G = G[None]
+    skew_batch(0, 1, G, True, G, True, ts, eps, orders, thetas, C, chosen, bound)
+    return C[0], float(bound[0]) if chosen[0, 1] >= 0 else math.inf
 
 
 def _matrices(a: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

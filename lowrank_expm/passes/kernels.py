@@ -116,7 +116,7 @@ def _transposed(a, out):
 
 @jit
 def accumulate_tasks(first, last, blocks, size, gram, U, V, scale, factors, B, partial):
-    """partial[task] += Fᵀ[F B] over the task's rows: upper tiles of FᵀF (if gram), all of FᵀB."""
+    """partial[task] += Fᵀ[F B] over the task's rows, or [0 FᵀB] unless `gram`."""
     n, m, k = U.shape[1], U.shape[2] + V.shape[2], B.shape[2]
     m4, w4 = -(-m // 4) * 4, -(-m // 4) * 4 + -(-k // 4) * 4
     panel = PANEL_BYTES // U.itemsize
@@ -140,8 +140,10 @@ def accumulate_tasks(first, last, blocks, size, gram, U, V, scale, factors, B, p
                 lo += rows
             for i in range(m):
                 if gram:
-                    for j in range(i, m):
+                    out[i, i] += H[i, i]
+                    for j in range(i + 1, m):
                         out[i, j] += H[i, j]
+                        out[j, i] += H[i, j]
                 for j in range(k):
                     out[i, m + j] += H[i, m4 + j]
 

@@ -164,11 +164,11 @@ def _update(
     wide = np.result_type(Z.dtype, dtype)
     if B is not None:
         wide = np.result_type(wide, _wide(B, dtype))
-    z = _real_factor(Z.reshape(len(Z), count, *Z.shape[-2:]).astype(wide, copy=False), dtype)
+    z = real_factor(Z.reshape(len(Z), count, *Z.shape[-2:]).astype(wide, copy=False), dtype)
     right = _Operand(B, batch, wide)
     size = block_rows(n)
     flat = np.asarray(out).reshape(len(Z), count, *out.shape[-2:])
-    real_out = _real_view(flat) if _kernel_ready(flat, wide) else None
+    real_out = real_view(flat) if _kernel_ready(flat, wide) else None
     read = [*work.operands, right]
     for e0, e1, lo, hi in _pieces(count, n, size, read, force=real_out is None):
         u, v = work.columns(e0, e1, lo, hi)
@@ -212,8 +212,8 @@ def combine(
         return outs[0], outs[1], outs[2]
     count = math.prod(batch)
     operands = [_Operand(a, batch, dtype) for a in (*frame.columns, Ybar, B)]
-    flat = [_real_view(a.reshape(count, n, -1) if a.size else a.reshape(count, n, 0)) for a in outs]
-    M = _real_factor(_broadcast_flat(_combination(K, Z, Tbar), batch), dtype)
+    flat = [real_view(a.reshape(count, n, -1) if a.size else a.reshape(count, n, 0)) for a in outs]
+    M = real_factor(_broadcast_flat(_combination(K, Z, Tbar), batch), dtype)
     size = block_rows(n)
     for e0, e1, lo, hi in _pieces(count, n, size, operands):
         taken = [o.take(e0, e1, lo, hi) for o in operands]
@@ -250,7 +250,7 @@ def real_columns(a: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """A complex array as an array of real columns, twice as many, of the real dtype."""
     if a.dtype.kind != "c":
         return a
-    return _real_view(np.ascontiguousarray(a, np.result_type(dtype, np.complex64)))
+    return real_view(np.ascontiguousarray(a, np.result_type(dtype, np.complex64)))
 
 
 class _Operand:
@@ -280,7 +280,7 @@ class _Operand:
         a = self.array
         if a.shape[1]:
             a = a[:, lo:hi] if a.shape[0] == 1 else a[e0:e1, lo:hi]
-        return _writable_alias(_real_view(np.ascontiguousarray(a, self.dtype)))
+        return writable_alias(real_view(np.ascontiguousarray(a, self.dtype)))
 
 
 class _Work:
@@ -299,7 +299,7 @@ class _Work:
             self._scale = np.repeat(scale, 2, axis=-1) if twice else scale
         factors = [_flat(R, batch, 2) for R in frame.factors]
         stack = np.stack(factors) if factors else np.empty((0, 1, m, m), dtype)
-        self._factors = np.ascontiguousarray(_real_factor(stack, dtype))
+        self._factors = np.ascontiguousarray(real_factor(stack, dtype))
 
     def columns(self, e0: int, e1: int, lo: int, hi: int) -> tuple[np.ndarray, np.ndarray]:
         """The kernels' two column blocks; the second is empty where the frame has one."""
@@ -369,7 +369,7 @@ def _kernel_ready(a: np.ndarray, dtype: Any) -> bool:
     return bool(a.dtype == dtype and a.flags.c_contiguous and a.flags.aligned)
 
 
-def _real_view(a: np.ndarray) -> np.ndarray:
+def real_view(a: np.ndarray) -> np.ndarray:
     """A contiguous array with complex entries seen as interleaved real columns."""
     return a.view(a.real.dtype) if a.dtype.kind == "c" else a
 
@@ -383,17 +383,17 @@ class _Alias:
         self.owner = a
 
 
-def _writable_alias(a: np.ndarray) -> np.ndarray:
+def writable_alias(a: np.ndarray) -> np.ndarray:
     """The same memory, flagged writable: one compiled version then serves both kinds."""
     return a if a.flags.writeable or not a.size else np.asarray(_Alias(a))
 
 
-def _real_factor(z: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def real_factor(z: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """A right factor for interleaved real columns: F·z becomes (real F)·(real z)."""
     real = np.empty(0, dtype).real.dtype
     if dtype.kind != "c":
         wide = np.result_type(z.dtype, dtype)
-        return _real_view(np.ascontiguousarray(z, wide))
+        return real_view(np.ascontiguousarray(z, wide))
     *lead, m, k = z.shape
     out = np.empty((*lead, m, 2, k, 2), real)
     out[..., 0, :, 0] = out[..., 1, :, 1] = z.real
@@ -403,11 +403,9 @@ def _real_factor(z: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _gram_of(H: np.ndarray, m: int, dtype: np.dtype) -> np.ndarray:
-    """The Hermitian Gram matrix from the upper triangle of its real sums."""
-    m = m * (2 if dtype.kind == "c" else 1)
-    upper = np.triu(H[..., :m])
-    full = upper + np.triu(upper, 1).swapaxes(-1, -2)
-    return _combined(full, dtype) if dtype.kind == "c" else full.astype(dtype)
+    """The Hermitian Gram matrix from its real sums."""
+    full = H[..., : m * (2 if dtype.kind == "c" else 1)]
+    return combined(full, dtype) if dtype.kind == "c" else full.astype(dtype)
 
 
 def _projection_of(H: np.ndarray, dtype: np.dtype, wide: np.dtype) -> np.ndarray:
@@ -415,12 +413,12 @@ def _projection_of(H: np.ndarray, dtype: np.dtype, wide: np.dtype) -> np.ndarray
     m = H.shape[-2]
     right = H[..., m:]
     if dtype.kind == "c":
-        return _combined(right, wide)
+        return combined(right, wide)
     real = np.empty(0, wide).real.dtype
     return np.ascontiguousarray(right, real).view(wide)
 
 
-def _combined(H: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def combined(H: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """xᴴy from the real products of interleaved real and imaginary parts."""
     *lead, m, k = H.shape
     h = H.reshape(*lead, m // 2, 2, k // 2, 2)

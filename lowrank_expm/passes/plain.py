@@ -1,0 +1,63 @@
+"""The two passes for one small problem of contiguous arrays of one dtype: next to no Python.
+
+The same kernels as `numpy_passes`, called once, and so the same bits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .numpy_passes import combined, real_factor, real_view, writable_alias
+
+# Entries of U and B up to which a second thread or block would not help.
+LARGEST = 1 << 14
+
+_NO_SCALE = {char: np.empty((0, 0), char) for char in "df"}
+_NO_FACTORS = {char: np.empty((0, 1, 0, 0), char) for char in "df"}
+
+
+def is_plain(U: np.ndarray, V: np.ndarray, B: np.ndarray) -> bool:
+    """Whether these functions take the arrays."""
+    return (
+        type(U) is type(V) is type(B) is np.ndarray
+        and U.dtype is V.dtype is B.dtype
+        and U.dtype.char in "dDfF"
+        and U.ndim == 2
+        and U.shape == V.shape
+        and 1 <= B.ndim <= 2
+        and len(B) == len(U)
+        and 0 < U.size + B.size <= LARGEST
+        and U.size * B.size > 0
+        and all(a.flags.c_contiguous and a.flags.aligned for a in (U, V, B))
+    )
+
+
+def accumulate(U: np.ndarray, V: np.ndarray, B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """G = XᴴX and T = XᴴB for X = [U V]."""
+    from .kernels import accumulate_tasks
+
+    u, v, b = _rows(U), _rows(V), _rows(B)
+    n, m, char = len(U), 2 * u.shape[2], u.dtype.char
+    H = np.zeros((1, m, m + b.shape[2]))
+    none = _NO_SCALE[char], _NO_FACTORS[char]
+    accumulate_tasks(0, 1, 1, n, True, u, v, *none, b, H)
+    sums = combined(H[0], U.dtype) if U.dtype.kind == "c" else H[0].astype(U.dtype, copy=False)
+    m = len(sums)
+    return np.ascontiguousarray(sums[:, :m]), sums[:, m:]
+
+
+def update(U: np.ndarray, V: np.ndarray, Z: np.ndarray, B: np.ndarray) -> np.ndarray:
+    """B + X Z."""
+    from .kernels import update_tasks
+
+    u, v, b = _rows(U), _rows(V), _rows(B)
+    Y = np.empty_like(B)
+    none = _NO_SCALE[u.dtype.char], _NO_FACTORS[u.dtype.char]
+    z = real_factor(Z, U.dtype)[None, None]
+    update_tasks(0, 1, 1, len(U), True, u, v, *none, z, b, _rows(Y)[None])
+    return Y
+
+
+def _rows(a: np.ndarray) -> np.ndarray:
+    """An array as the kernels read it: (1, n, real columns)."""
+    return writable_alias(real_view(a)).reshape(1, len(a), -1)
