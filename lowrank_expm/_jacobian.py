@@ -130,10 +130,10 @@ def jacobian_singular_values(
     (True, 5.0)
     """
     J = _Jacobian.of(jvp, vjp, shape, np.dtype(dtype))
-    J.require_adjoint()
     side = min(J.rows, J.columns)
     k = max(1, min(int(k), side))
     with J.progress():
+        J.require_adjoint()
         small = side <= DENSE_SIDE and J.rows * J.columns <= DENSE_SIZE
         if small or 4 * k >= side:
             return _decomposed(J, k)
@@ -209,7 +209,7 @@ def exponential_jacobian(
 
 
 class _Jacobian(NamedTuple):
-    """A Jacobian as a real matrix; `count` holds the number of products, and who watches."""
+    """A Jacobian as a real matrix that is known by its products, which `watch` counts."""
 
     jvp: Map
     vjp: Map

@@ -116,6 +116,20 @@ def test_every_route_of_the_derivatives_is_exact(kind):
     assert len(routes) >= 2
 
 
+def test_a_zero_column_beside_one_whose_square_overflows():
+    """The pair adds nothing to S, but its derivative is not zero."""
+    rng = np.random.default_rng(0)
+    U, V, B = np.zeros((6, 2)), rng.standard_normal((6, 2)) * [1e200, 1.0], np.ones((6, 1))
+    U[:, 1] = 1
+    dU = rng.standard_normal((6, 2)) * [1e-200, 1.0]
+    _, dY = jvp(U, V, B, dU, None, None)
+    _, exact = naive.exact_jvp(U, V, B, dU, np.zeros((6, 2)), np.zeros((6, 1)), 1.0, 0.0)
+    assert norm(exact.distance(dY)) <= 1e-13 * norm(exact.round())
+    Ubar, Vbar, _, _ = vjp(U, V, B)[1](dY)
+    assert inner(Ubar * [1e-200, 1], dU * [1e200, 1]) == pytest.approx(inner(dY, dY))
+    assert not Vbar[:, 0].any()
+
+
 def test_the_gram_form_alone_would_fail_on_nearly_parallel_factors(monkeypatch):
     """What the other form is for; without it these tests have to notice."""
     problem = accuracy.Problem(np.random.default_rng(1), "nearly_parallel", "float64", 12, 2)
@@ -274,6 +288,36 @@ def singles(draw, moved, t):
     ):
         dY[index] = jvp(u, v, b, du, dv, db, t=s, dt=0.5)[1]
     return dY[..., 0] if draw[2].ndim == 1 else dY
+
+
+def test_a_batch_that_takes_two_routes():
+    """One element nearly parallel, one not: both as exact as alone."""
+    parts = [
+        accuracy.Problem(np.random.default_rng(3), kind, "float64", 12, 2)
+        for kind in ("nearly_parallel", "tiny")
+    ]
+    U, V, B, dU, dV, dB, Y = (
+        np.stack([getattr(p, name) for p in parts])
+        for name in ("U", "V", "B", "dU", "dV", "dB", "Y")
+    )
+    assert sorted(LowRankSkew(U, V).expm().certificate.route) == ["gram", "qr"]
+    _, dY = jvp(U, V, B, dU, dV, dB)
+    bars = vjp(U, V, B)[1](Y)[:3]
+    for i, p in enumerate(parts):
+        _, exact = naive.exact_jvp(p.U, p.V, p.B, p.dU, p.dV, p.dB, 1.0, 0.0)
+        limit = CONTRACT * 2**-53 * max(1, gen.rho(p.U, p.V))
+        assert norm(exact.distance(dY[i])) <= limit * norm(exact.round())
+        for bar, e in zip(bars, naive.exact_vjp(p.U, p.V, p.B, p.Y, 1.0), strict=True):
+            assert norm(e.distance(bar[i])) <= limit * norm(e.round())
+
+
+def test_each_cotangent_has_the_dtype_of_its_argument():
+    rng = np.random.default_rng(0)
+    U, V, B = (gen.normal(rng, (6, 2), c) for c in ("float32", "complex64", "float64"))
+    Y, pullback = vjp(U, V, B)
+    assert Y.dtype == np.complex128
+    assert [bar.dtype for bar in pullback(Y)[:3]] == [U.dtype, V.dtype, B.dtype]
+    assert jvp(U, V, B, U, V, B, t=np.float64(0.5))[1].dtype == np.complex128
 
 
 @pytest.mark.parametrize("n", [0, 1, 5])
