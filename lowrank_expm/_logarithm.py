@@ -11,12 +11,10 @@ import numpy as np
 
 from . import _linear
 from ._array import adjoint
+from .core import spectral
 from .passes import Frame
 from .passes.basis import robust_basis
 from .passes.numpy_passes import no_vectors, update
-
-# Eigenvalues of the Gram matrix of a frame that is orthonormal but for columns of rounding noise.
-NOISE = 0.25
 
 Pair = tuple[np.ndarray, np.ndarray]
 
@@ -43,10 +41,8 @@ def _orthonormal(s: _linear.Solution) -> tuple[Frame, np.ndarray, np.ndarray]:
     triangle = np.broadcast_to(np.eye(G.shape[-1], dtype=G.dtype), G.shape)
     if not (s.route == "qr").all():
         frame, G, triangle, _ = robust_basis(frame, G, no_vectors(frame.rows, G.dtype), G.dtype)
-    values, vectors = np.linalg.eigh(G)
-    size = np.sqrt(np.where(values > NOISE, values, 0))
-    inverse = np.divide(1, size, out=np.zeros_like(size), where=size > 0)
-    return frame, size[..., :, None] * adjoint(vectors) @ triangle, vectors * inverse[..., None, :]
+    root, R = spectral.orthonormaliser(G)
+    return frame, R @ triangle, root
 
 
 def _small_factors(M: np.ndarray) -> Pair:

@@ -17,10 +17,6 @@ from .core import spectral
 from .passes import Frame
 from .passes.numpy_passes import combine, project, update
 
-# Eigenvalues of the Gram matrix of a frame that is orthonormal but for columns of rounding noise:
-# what lies below belongs to a direction in which X is of the size of rounding.
-NOISE = 0.25
-
 Bars = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -117,14 +113,11 @@ class Framed(NamedTuple):
         """From a solution by the route "qr"."""
         assert s.frame is not None
         assert s.G is not None
-        values, vectors = np.linalg.eigh(s.G)
-        size = np.sqrt(np.where(values > NOISE, values, 0))
-        inverse = np.divide(1, size, out=np.zeros_like(size), where=size > 0)
-        R = size[..., :, None] * adjoint(vectors) @ _triangular(s.frame)
+        root, R = spectral.orthonormaliser(s.G)
+        R = R @ _triangular(s.frame)
         r = R.shape[-1] // 2
         M = R[..., :r] @ adjoint(R[..., r:])
         spectrum = spectral.spectrum(M - adjoint(M))
-        root = vectors * inverse[..., None, :]
         return cls(X, s.frame, root, apply_j(adjoint(R)), spectrum, s.T, t, B)
 
     def tangent(self, dU: np.ndarray, dV: np.ndarray) -> Tangent:

@@ -567,6 +567,20 @@ def test_spectral_functions_in_the_array_api(library, dtype):
     assert norm(found - spectral.exp_derivative(plain, t, E)) <= 100 * gen.unit(dtype) * norm(E)
 
 
+@pytest.mark.parametrize("dtype", gen.DTYPES)
+def test_columns_of_noise_are_left_out_of_an_orthonormal_frame(library, dtype):
+    """F with a column of noise and one of zeros: Q has rank 2, and F = Q R but for them."""
+    E = gen.frame(np.random.default_rng(6), 8, 4, dtype)
+    F = E * np.array([1.02, 0.98, 0.3, 0.0]).astype(E.real.dtype)
+    root, R = (library.numpy(a) for a in spectral.orthonormaliser(library.asarray(F.conj().T @ F)))
+    assert root.dtype == R.dtype == dtype
+    Q = F @ root
+    limit = 20 * gen.unit(dtype)
+    assert norm(Q.conj().T @ Q - np.diag([0, 0, 1, 1])) <= limit
+    assert norm((Q @ R - F)[:, :2]) <= limit
+    assert norm(root[:, :2]) <= limit
+
+
 def test_measuring_the_derivatives(capsys):
     """The command that prints the worst errors."""
     assert accuracy.main(["--cases", "4", "--json"]) == 0

@@ -12,6 +12,10 @@ from typing import NamedTuple
 
 from .._array import Array, adjoint, is_complex, namespace
 
+# Eigenvalues of the Gram matrix of a frame that is orthonormal but for columns of rounding noise:
+# what lies below belongs to a direction in which F R is of the size of rounding.
+NOISE = 0.25
+
 
 class Spectrum(NamedTuple):
     """The eigenvalues iλ of a skew-Hermitian matrix, its eigenvectors, and whether it is real."""
@@ -19,6 +23,19 @@ class Spectrum(NamedTuple):
     angles: Array
     vectors: Array
     real: bool
+
+
+def orthonormaliser(G: Array) -> tuple[Array, Array]:
+    """Matrices `root` and R with F = (F root) R and F root orthonormal, or zero, columns.
+
+    For a frame F whose Gram matrix G is near the identity but for columns of rounding noise.
+    """
+    xp = namespace(G)
+    values, vectors = xp.linalg.eigh(G)
+    signal = values > NOISE
+    size = xp.sqrt(xp.where(signal, values, xp.ones_like(values)))
+    kept = xp.astype(signal, values.dtype)
+    return vectors * (kept / size)[..., None, :], (kept * size)[..., :, None] * adjoint(vectors)
 
 
 def spectrum(K: Array) -> Spectrum:
