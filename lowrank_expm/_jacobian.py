@@ -110,6 +110,8 @@ def jacobian_singular_values(
     ValueError
         For a map of nothing, results of the wrong shape or not finite, and a `vjp` that is not
         the adjoint of `jvp`.
+    numpy.linalg.LinAlgError
+        Where the iteration does not converge.
 
     Notes
     -----
@@ -354,22 +356,18 @@ def _iterated(J: _Jacobian, k: int) -> JacobianSpectrum:
     )
     basis = min(side, max(BASIS, 4 * k + 2))
     start = np.random.default_rng(0).standard_normal(side)
-    vectors: Any
     try:
         _, vectors = eigsh(A, 2 * k, which="BE", ncv=basis, v0=start, maxiter=RESTARTS, tol=J.eps)
-    except ArpackNoConvergence as stopped:
-        vectors = stopped.eigenvectors
-        if vectors.shape[1] < 2:
-            raise ValueError(
-                "the iteration for singular values did not converge; ask for fewer, "
-                "or for a smaller problem that can be decomposed"
-            ) from None
+    except ArpackNoConvergence:
+        raise np.linalg.LinAlgError(
+            "the iteration for singular values did not converge; ask for a smaller k, or for a "
+            "smaller problem, which is decomposed"
+        ) from None
     triplets = sorted(_triplet(first, second, v) for v in vectors.T)
     error = max(residual for _, residual in triplets)
     values = [value for value, _ in triplets]
-    half = min(k, len(values) // 2)
     error += 4 * J.eps * values[-1]
-    return _spectrum(J, values[::-1][:half], values[:half], error, False)
+    return _spectrum(J, values[::-1][:k], values[:k], error, False)
 
 
 def _triplet(first: Map, second: Map, v: np.ndarray) -> tuple[float, float]:

@@ -82,6 +82,16 @@ def test_repeated_values_are_found_as_often_as_they_occur():
     assert found.smallest == pytest.approx([0.1, 0.1])
 
 
+def test_an_iteration_that_does_not_converge_says_so(monkeypatch):
+    M = matrix(700, 700, np.linspace(1.0, 0.9, 700))
+    found = spectrum_of(M, k=1)
+    assert found.largest == pytest.approx([1.0])
+    assert found.smallest == pytest.approx([0.9])
+    monkeypatch.setattr(_jacobian, "RESTARTS", 1)
+    with pytest.raises(np.linalg.LinAlgError, match="did not converge"):
+        spectrum_of(M, k=1)
+
+
 def test_a_singular_map_has_an_infinite_or_huge_condition():
     assert spectrum_of(np.diag([1.0, 0.0])).condition == np.inf
     assert spectrum_of(np.zeros((3, 3))).condition == np.inf
