@@ -5,15 +5,18 @@ Nothing in here knows the long axis.
 
 from __future__ import annotations
 
+import math
+
 from .._array import Array, is_numpy, namespace
 from . import derivative, exponential
 from .exponential import Core
 
 __all__ = ["Core", "general", "skew", "skew_derivative"]
 
-# Up to these sizes the compiled loops beat array operations (single matrices; batches).
-COMPILED_SINGLE = 32
-COMPILED_BATCH = 64
+# Up to these sizes the compiled loops beat array operations: one matrix, and a batch of them,
+# which the compiled loops share between threads (measured on two cores).
+COMPILED_SINGLE = 64
+COMPILED_BATCH = 128
 
 
 def skew(G: Array | None, t: Array, W: Array | None = None) -> Core:
@@ -22,7 +25,9 @@ def skew(G: Array | None, t: Array, W: Array | None = None) -> Core:
     xp = namespace(given)
     if given.shape[-1] == 0:
         return _empty(given, t)
-    if is_numpy(xp) and given.shape[-1] <= COMPILED_BATCH:
+    single = math.prod(given.shape[:-2]) * math.prod(t.shape) <= 1
+    largest = COMPILED_SINGLE if single else COMPILED_BATCH
+    if is_numpy(xp) and given.shape[-1] <= largest:
         from .compiled import skew_cores
 
         core = skew_cores(G, t, W)

@@ -11,10 +11,15 @@ import numpy as np
 
 from .._numba import inner, jit
 
-# A panel row is 1 KiB whatever the precision; the padding keeps rows out of one cache set.
-PANEL_BYTES = 1024
+# Rows of a narrow panel are short, so that reading the inputs does not push it out of the
+# first-level cache; rows of a wide one are long, for there the sums at their ends would count.
+# The padding keeps rows out of one cache set.
+NARROW_PANEL, SHORT_BYTES, LONG_BYTES = 32, 512, 1024
 PAD = 8
-PANELS_PER_FLUSH = 32  # 4096 or 8192 rows: FLUSH_ROWS is a multiple
+# Rows of a panel that a grid writes to many results.
+GRID_BYTES = 2048
+# Rows after which sums go from a panel's precision to double; divides FLUSH_ROWS of the passes.
+FLUSH = 4096
 # From NARROW columns on, the update works on WIDE columns at once.
 NARROW, WIDE = 4, 8
 
@@ -114,20 +119,43 @@ def _transposed(a, out):
             out[j, i] = a[i, j]
 
 
+@inner
+def _tile_column(P, i, j, rows, H):
+    """H[i:i+4, j] += P[i:i+4] @ P[j] over one panel."""
+    a0, a1, a2, a3, b = P[i], P[i + 1], P[i + 2], P[i + 3], P[j]
+    s0 = s1 = s2 = s3 = P.dtype.type(0)
+    for q in range(rows):
+        s0 += a0[q] * b[q]
+        s1 += a1[q] * b[q]
+        s2 += a2[q] * b[q]
+        s3 += a3[q] * b[q]
+    H[i, j] += s0
+    H[i + 1, j] += s1
+    H[i + 2, j] += s2
+    H[i + 3, j] += s3
+
+
+@inner
+def _panel_rows(width, itemsize):
+    """How many rows of the inputs a panel of that many columns holds."""
+    return (SHORT_BYTES if width <= NARROW_PANEL else LONG_BYTES) // itemsize
+
+
 @jit
 def accumulate_tasks(first, last, blocks, size, gram, U, V, scale, factors, B, partial):
     """partial[task] += Fᵀ[F B] over the task's rows, or [0 FᵀB] unless `gram`."""
     n, m, k = U.shape[1], U.shape[2] + V.shape[2], B.shape[2]
-    m4, w4 = -(-m // 4) * 4, -(-m // 4) * 4 + -(-k // 4) * 4
-    panel = PANEL_BYTES // U.itemsize
-    P = np.zeros((w4, min(panel, n) + PAD), U.dtype)
-    H = np.zeros((m4, w4))
+    m4 = -(-m // 4) * 4
+    tiled = m4 + k - k % 4
+    panel = _panel_rows(m4 + k, U.itemsize)
+    P = np.zeros((m4 + k, min(panel, n) + PAD), U.dtype)
+    H = np.zeros((m4, m4 + k))
     for task in range(first, last):
         e, lo = task // blocks, (task % blocks) * size
         hi = min(lo + size, n)
         out = partial[task]
         while lo < hi:
-            flush = min(lo + PANELS_PER_FLUSH * panel, hi)
+            flush = min(lo + FLUSH, hi)
             _clear(H)
             while lo < flush:
                 rows = min(panel, flush - lo)
@@ -135,8 +163,10 @@ def accumulate_tasks(first, last, blocks, size, gram, U, V, scale, factors, B, p
                 if k > 0:
                     _pack(B, min(e, B.shape[0] - 1), lo, rows, P, m4)
                 for i in range(0, m4, 4):
-                    for j in range(i if gram else m4, w4, 4):
+                    for j in range(i if gram else m4, tiled, 4):
                         _tile(P, i, j, rows, H)
+                    for j in range(tiled, m4 + k):
+                        _tile_column(P, i, j, rows, H)
                 lo += rows
             for i in range(m):
                 if gram:
@@ -150,32 +180,36 @@ def accumulate_tasks(first, last, blocks, size, gram, U, V, scale, factors, B, p
 
 @jit
 def update_tasks(first, last, blocks, size, add, U, V, scale, factors, Z, B, out):
-    """out[g] = B + F Z[g] (F Z[g] unless add) over the rows of each task, for each g of a grid."""
+    """out[g] = B + F Z[g] (F Z[g] unless add) over the rows of each task, for each g of a grid.
+
+    Few columns are taken one at a time, unless a grid has many of few: then eight of those.
+    """
     n, m, k = U.shape[1], U.shape[2] + V.shape[2], Z.shape[3]
-    m4, k8 = -(-m // 4) * 4, -(-k // WIDE) * WIDE if k >= NARROW else k
-    panel = PANEL_BYTES // U.itemsize
+    columns = k * Z.shape[0]
+    m4, c8 = -(-m // 4) * 4, -(-columns // WIDE) * WIDE
+    panel = GRID_BYTES // U.itemsize if Z.shape[0] > 1 else _panel_rows(m4 + c8, U.itemsize)
     P = np.zeros((m4, min(panel, n) + PAD), U.dtype)
-    Y = np.zeros((k8, min(panel, n) + PAD), U.dtype)
-    z = np.zeros((k8, m4), U.dtype)
+    Y = np.zeros((c8, min(panel, n) + PAD), U.dtype)
+    z = np.zeros((c8, m4), U.dtype)
     for task in range(first, last):
         e, start = task // blocks, (task % blocks) * size
         b = min(e, B.shape[0] - 1)
+        for g in range(Z.shape[0]):
+            _transposed(Z[g, e], z[g * k :])
         for lo in range(start, min(start + size, n), panel):
             rows = min(panel, min(start + size, n) - lo)
             _frame_rows(U, V, scale, factors, e, lo, rows, P)
+            if columns < NARROW:
+                for c in range(columns):
+                    _one_column(P, z[c], rows, Y[c])
+            else:
+                for c in range(0, c8, WIDE):
+                    _eight_columns(P, z, c, rows, Y)
             for g in range(Z.shape[0]):
-                if lo == start or Z.shape[0] > 1:
-                    _transposed(Z[g, e], z)
-                if k >= NARROW:
-                    for c in range(0, k8, WIDE):
-                        _eight_columns(P, z, c, rows, Y)
-                else:
-                    for c in range(k):
-                        _one_column(P, z[c], rows, Y[c])
                 if add:
-                    _write(B[b], out[g, e], Y, lo, rows)
+                    _write(B[b], out[g, e], Y[g * k :], lo, rows)
                 else:
-                    _unpack(Y, 0, out[g, e], lo, rows)
+                    _unpack(Y, g * k, out[g, e], lo, rows)
 
 
 @jit
@@ -184,7 +218,7 @@ def combine_tasks(first, last, blocks, size, U, V, Yb, B, M, Uo, Vo, Bo):
     n, r, k = U.shape[1], U.shape[2], Yb.shape[2]
     w, c = 2 * r + 2 * k, 2 * r + k
     w4, c8 = -(-w // 4) * 4, -(-c // WIDE) * WIDE
-    panel = PANEL_BYTES // U.itemsize
+    panel = _panel_rows(w4 + c8, U.itemsize)
     P = np.zeros((w4, min(panel, n) + PAD), U.dtype)
     Y = np.zeros((c8, min(panel, n) + PAD), U.dtype)
     z = np.zeros((c8, w4), U.dtype)
