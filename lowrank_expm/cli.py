@@ -1,4 +1,4 @@
-"""The command line: ``lowrank-expm demo | apply | verify``.
+"""The command line: ``lowrank-expm demo | apply | verify | bench``.
 
 Each command is one function ``_run_*`` that returns the exit status and one function ``_add_*``
 that describes it to argparse; a further command is such a pair and its entry in ``_COMMANDS``.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import errno
 import json
 import math
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from _typeshed import SupportsWrite
     from numpy.typing import NDArray
 
+    from lowrank_expm.bench import Results
     from lowrank_expm.skew import Method
     from lowrank_expm.verify import Report
 
@@ -138,6 +140,26 @@ def _run_verify(arguments: argparse.Namespace) -> int:
     return _report(_check(U, V, B, arguments), as_json=arguments.json)
 
 
+def _run_bench(arguments: argparse.Namespace) -> int:
+    """Measure speed beside the peers and the machine's limits."""
+    from lowrank_expm import bench
+    from lowrank_expm._machine import require_matplotlib
+
+    if arguments.plot is not None:
+        require_matplotlib()
+        _require_writable(arguments.plot)
+    plan = bench.Plan.quick() if arguments.quick else bench.Plan.full()
+    if arguments.repeats is not None:
+        plan = dataclasses.replace(plan, repeats=arguments.repeats)
+    with _steps() as progress:
+        results = bench.run(plan, progress)
+    _print_results(results, as_json=arguments.json)
+    if arguments.plot is not None:
+        with _signals_raise(), _replacing(arguments.plot) as temporary:
+            bench.plot(results, temporary, _picture_format(arguments.plot))
+    return 0 if results.agrees else _FAILED
+
+
 # ------------------------------------------------------------------------------ the work inside
 
 
@@ -198,23 +220,9 @@ def _demo_problem(n: int, r: int, seed: int) -> tuple[Array, Array, Array]:
 
 def _scipy_expm_multiply(U: Array, V: Array, b: Array) -> Array:
     """Apply the same exponential with SciPy, through the low-rank form as a LinearOperator."""
-    from scipy.sparse.linalg import LinearOperator, expm_multiply
+    from lowrank_expm._peers import scipy_expm_multiply
 
-    def multiply(x: Array) -> Array:
-        return U @ (V.T @ x) - V @ (U.T @ x)
-
-    def multiply_adjoint(x: Array) -> Array:
-        return -multiply(x)
-
-    S = LinearOperator(
-        shape=(len(U), len(U)),
-        dtype=U.dtype,
-        matvec=multiply,
-        rmatvec=multiply_adjoint,
-        matmat=multiply,
-        rmatmat=multiply_adjoint,
-    )
-    return expm_multiply(S, b, traceA=0.0)
+    return scipy_expm_multiply(U, V, b)
 
 
 def _best_time(call: Callable[[int], Array], n: int) -> tuple[float, Array]:
@@ -236,6 +244,19 @@ def _demo_times(ours: float, theirs: float) -> str:
         f"   ({theirs / ours:.1f} times as long)\n"
         "Best of 3 calls each, after a warm-up call: compilation is not counted."
     )
+
+
+def _print_results(results: Results, *, as_json: bool) -> None:
+    """Print a benchmark as JSON, as rich tables in a terminal, as plain text in a pipe."""
+    if as_json:
+        _say(json.dumps(_json_value(results.to_dict()), indent=2, allow_nan=False))
+        return
+    from lowrank_expm._tables import plain_text, print_rich
+
+    if _is_terminal(sys.stdout):
+        print_rich(results, sys.stdout)
+    else:
+        _say(plain_text(results))
 
 
 # ------------------------------------------------------------------------------- files in, out
@@ -316,7 +337,7 @@ def _require_writable(target: str) -> None:
     """Refuse an output that a rename cannot or should not replace."""
     directory = os.path.dirname(os.path.realpath(target))
     if os.path.isdir(target) or not os.path.basename(target):
-        raise _UsageError(f"{target}: is a directory; give the name of the .npy file to write")
+        raise _UsageError(f"{target}: is a directory; give the name of the file to write")
     if os.path.exists(target) and not os.path.isfile(target):
         raise _UsageError(f"{target}: is a pipe or a device; the output must be a regular file")
     if not os.path.isdir(directory):
@@ -391,6 +412,23 @@ def _progress(rows: int) -> Iterator[Callable[[str, int], None]]:
 
         yield advance
         progress.update(task, description="done", completed=total, total=total)
+
+
+@contextlib.contextmanager
+def _steps() -> Iterator[Callable[[str, int, int], None]]:
+    """Show a bar over steps of which each is named, in a terminal only."""
+    if not _is_terminal(sys.stderr):
+        yield lambda name, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as progress:
+        task = progress.add_task("starting", total=None)
+        yield lambda name, done, total: progress.update(
+            task, description=name, completed=done, total=total
+        )
 
 
 @contextlib.contextmanager
@@ -483,7 +521,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Start with:\n"
         f"  {_PROGRAM} demo                 see it work on a million rows\n"
         f"  {_PROGRAM} apply --help         apply it to arrays in .npy files\n"
-        f"  {_PROGRAM} verify --help        measure orthogonality and conditioning\n\n"
+        f"  {_PROGRAM} verify --help        measure orthogonality and conditioning\n"
+        f"  {_PROGRAM} bench --quick        time it beside SciPy and the machine's limits\n\n"
         "Exit status: 0 success, 1 a verification did not pass, 2 wrong command or file.",
     )
     parser.add_argument("--version", action="version", version=f"{_PROGRAM} {__version__}")
@@ -575,7 +614,40 @@ def _add_verify(commands: Commands) -> None:
     )
 
 
-_COMMANDS = (_add_demo, _add_apply, _add_verify)
+def _add_bench(commands: Commands) -> None:
+    """Describe `bench`."""
+    parser = _add_command(
+        commands,
+        "bench",
+        _run_bench,
+        "measure speed, beside SciPy and the machine's limits",
+        "Time the library, other ways to compute the same, and how fast this machine streams\n"
+        "memory and multiplies matrices, in turns in one process; check every answer; and set\n"
+        "the ratios beside their targets. Takes some minutes and up to 4 GB of memory; other\n"
+        "programs that run meanwhile disturb it.\n"
+        "Exit status 1 if an answer differs; a missed target is reported but is no failure.\n\n"
+        "Examples:\n"
+        f"  {_PROGRAM} bench --quick\n"
+        f"  {_PROGRAM} bench --plot speed.png\n"
+        f"  {_PROGRAM} bench --json > speed.json",
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer sizes, less than a minute")
+    parser.add_argument(
+        "--repeats",
+        type=_count,
+        metavar="N",
+        help="samples of each contender, fewer where one is slow (default 9; 5 with --quick)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--plot",
+        type=_picture,
+        metavar="FILE.png",
+        help="draw time against n, as .png, .pdf or .svg; needs matplotlib",
+    )
+
+
+_COMMANDS = (_add_demo, _add_apply, _add_verify, _add_bench)
 
 
 def _add_factors(parser: argparse.ArgumentParser) -> None:
@@ -624,6 +696,18 @@ def _count(text: str) -> int:
     if not (value.is_integer() and value >= 1):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(value)
+
+
+def _picture(text: str) -> str:
+    """Read the name of a picture."""
+    if _picture_format(text) not in ("png", "pdf", "svg"):
+        raise argparse.ArgumentTypeError(f"{text!r} does not end in .png, .pdf or .svg")
+    return text
+
+
+def _picture_format(path: str) -> str:
+    """The ending of a file name."""
+    return os.path.splitext(path)[1].lower().removeprefix(".")
 
 
 def _join_time(words: Sequence[str]) -> list[str]:
