@@ -183,7 +183,7 @@ def test_methods_have_the_promised_signatures():
         Q.to_dense: [],
         Q.aslinearoperator: [],
         Q.orthogonality_defect: [],
-        lowrank_expm.verify.check: ["U", "V", "B", "t", "method"],
+        lowrank_expm.verify.check: ["U", "V", "B", "t", "method", "derivatives"],
         lowrank_expm.verify.basis_condition: ["U", "V"],
         lowrank_expm.verify.expm_condition: ["S", "t"],
         lowrank_expm.verify.orthogonality_defect: ["Q"],

@@ -29,6 +29,10 @@ FIELDS = {
     "n": int,
     "r": int,
     "dtype": str,
+    "adjoint_error": type(None),
+    "difference_error": type(None),
+    "adjoint_limit": type(None),
+    "difference_limit": type(None),
 }
 
 

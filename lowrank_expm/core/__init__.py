@@ -45,6 +45,12 @@ def general(M: Array, t: Array) -> Core:
 
 def skew_derivative(G: Array, t: Array, dG: Array) -> tuple[Array, Array]:
     """C = φ₁(tJG) tJ and its derivative in the direction dG; at −t this is the adjoint map."""
+    if is_numpy(namespace(G)) and 0 < G.shape[-1] <= COMPILED_SINGLE:
+        from .compiled_derivative import skew_derivatives
+
+        C, dC, squarings = skew_derivatives(G, t, dG)
+        if squarings >= 0:
+            return C, dC
     return derivative.skew_core_derivative(G, t[..., None, None], dG)
 
 

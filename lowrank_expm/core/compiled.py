@@ -34,14 +34,14 @@ def _table(start: int) -> np.ndarray:
     return table
 
 
-_EVEN, _ODD = _table(0), _table(1)
+EVEN, ODD = _table(0), _table(1)
 _TABLES = {
     char: (eps, *table(eps)) for char in "df" for eps in [float(np.finfo(np.dtype(char)).eps)]
 }
 
 
 @inner
-def _mm(a, b, out):
+def mm(a, b, out):
     """out = a @ b, as many rows of b at a time as there are registers for."""
     m, depth, n = a.shape[0], a.shape[1], b.shape[1]
     for i in range(m):
@@ -225,18 +225,18 @@ def _balance(G, scale):
 
 
 @inner
-def _even_polynomials(order, w, P, V, scratch):
+def even_polynomials(order, w, P, V, scratch):
     """P and V of the Padé approximant from A², A⁴, A⁶, A⁸ in w[1:5]."""
     m = P.shape[0]
-    odd, even = _ODD[order], _EVEN[order]
+    odd, even = ODD[order], EVEN[order]
     A2, A4, A6, A8 = w[1], w[2], w[3], w[4]
     if order == 13:
         for i in range(m):
             for j in range(m):
                 P[i, j] = odd[5] * A2[i, j] + odd[6] * A4[i, j] + odd[7] * A6[i, j]
                 V[i, j] = even[5] * A2[i, j] + even[6] * A4[i, j] + even[7] * A6[i, j]
-        _mm(A6, P, A8)
-        _mm(A6, V, scratch)
+        mm(A6, P, A8)
+        mm(A6, V, scratch)
     else:
         for i in range(m):
             for j in range(m):
@@ -252,24 +252,24 @@ def _even_polynomials(order, w, P, V, scratch):
 
 
 @inner
-def _polish(C, G, gram, w):
+def polish(C, G, gram, w):
     """One Newton–Schulz step towards the nearest unitary, in place."""
     m = C.shape[0]
     GC, H, D = w[0], w[1], w[2]
     if gram:
-        _mm(G, C, GC)
+        mm(G, C, GC)
     else:
         _copy(C, GC)
     _adjoint(C, H)
-    _mm(H, GC, D)
+    mm(H, GC, D)
     for i in range(m):
         for j in range(m):
             D[i, j] += C[i, j] + H[i, j]
     if gram:
-        _mm(G, D, GC)
-        _mm(C, GC, H)
+        mm(G, D, GC)
+        mm(C, GC, H)
     else:
-        _mm(C, D, H)
+        mm(C, D, H)
     for i in range(m):
         for j in range(m):
             C[i, j] -= 0.5 * (D[i, j] + H[i, j])
@@ -291,7 +291,7 @@ def _defect_bound(C, G, gram, eps, w):
             X[i, j] = Ch[i, j] + H[i, j]
     within = across = _frobenius(X)
     if gram:
-        _mm(Ch, H, X)
+        mm(Ch, H, X)
         across = _frobenius(X)
     bound = DEFECT_FACTOR * 0.5 * eps * (1.0 + math.sqrt(within) * math.sqrt(across))
     return bound if bound <= MEANINGFUL else np.inf
@@ -308,8 +308,11 @@ def _frobenius(a):
 
 
 @inner
-def _scaled_phi1(A, right, t, use_j, orders, thetas, w, C):
-    """C = φ₁(A/2ˢ) right/2ˢ (right = tJ if use_j). Returns order and s, −1 for overflow."""
+def scale_down(A, orders, thetas, w):
+    """A/2ˢ and its even powers into w[:5] (0 where not needed); returns order and s.
+
+    s is −1 where A is not finite.
+    """
     m = A.shape[0]
     norm = _one_norm(A)
     if not norm < np.inf:
@@ -320,19 +323,18 @@ def _scaled_phi1(A, right, t, use_j, orders, thetas, w, C):
             w[0, i, j] = A[i, j] / size
             w[2, i, j] = w[3, i, j] = w[4, i, j] = 0
     norm = alpha = _one_norm(w[0]) * size
-    _mm(w[0], w[0], w[1])
+    mm(w[0], w[0], w[1])
     if norm > thetas[PLAIN - 1]:
-        _mm(w[1], w[1], w[2])
-        _mm(w[2], w[1], w[3])
+        mm(w[1], w[1], w[2])
+        mm(w[2], w[1], w[3])
         sharp = max(_one_norm(w[2]) ** 0.25, _one_norm(w[3]) ** (1 / 6)) * size
         alpha = min(norm, sharp)
     order, squarings = _select(alpha, orders, thetas)
     if order == 5 and norm <= thetas[PLAIN - 1]:
-        _mm(w[1], w[1], w[2])
+        mm(w[1], w[1], w[2])
     if order == 9:
-        _mm(w[3], w[1], w[4])
-    half = 0.5**squarings
-    scale = size * half
+        mm(w[3], w[1], w[4])
+    scale = size * 0.5**squarings
     for i in range(m):
         for j in range(m):
             w[0, i, j] *= scale
@@ -340,27 +342,50 @@ def _scaled_phi1(A, right, t, use_j, orders, thetas, w, C):
             w[2, i, j] *= scale**4
             w[3, i, j] *= scale**6
             w[4, i, j] *= scale**8
+    return order, squarings
+
+
+@inner
+def times_j(f, P, out):
+    """out = f P J."""
+    m, r = P.shape[0], P.shape[0] // 2
+    for i in range(m):
+        for j in range(r):
+            out[i, j] = -f * P[i, r + j]
+            out[i, r + j] = f * P[i, j]
+
+
+@inner
+def solve(a, x):
+    """Overwrite x by a⁻¹x and a by its factors."""
+    if a.shape[0] < WIDE:
+        _solve_small(a, x)
+    else:
+        _solve_panels(a, x)
+
+
+@inner
+def _scaled_phi1(A, right, t, use_j, orders, thetas, w, C):
+    """C = φ₁(A/2ˢ) right/2ˢ (right = tJ if use_j). Returns order and s, −1 for overflow."""
+    m = A.shape[0]
+    order, squarings = scale_down(A, orders, thetas, w)
+    if squarings < 0:
+        return order, squarings
     P, V, X = w[5], w[6], w[7]
-    _even_polynomials(order, w, P, V, X)
-    _mm(w[0], P, X)
+    even_polynomials(order, w, P, V, X)
+    mm(w[0], P, X)
     for i in range(m):
         for j in range(m):
             V[i, j] -= X[i, j]
+    half = 0.5 ** (squarings - 1)
     if use_j:
-        r = m // 2
-        for i in range(m):
-            for j in range(r):
-                C[i, j] = -2 * half * t * P[i, r + j]
-                C[i, r + j] = 2 * half * t * P[i, j]
+        times_j(half * t, P, C)
     else:
         for i in range(m):
             for j in range(m):
-                right[i, j] *= 2 * half
-        _mm(P, right, C)
-    if m < WIDE:
-        _solve_small(V, C)
-    else:
-        _solve_panels(V, C)
+                right[i, j] *= half
+        mm(P, right, C)
+    solve(V, C)
     return order, squarings
 
 
@@ -382,7 +407,7 @@ def _generator(G, gram, W, use_j, t, scale, Gs, right, A):
             right[i, j] = t * W[i, j]
     if gram:
         _copy(G, Gs)
-        _mm(right, Gs, A)
+        mm(right, Gs, A)
     else:
         _copy(right, A)
 
@@ -401,16 +426,16 @@ def skew_batch(first, last, G, gram, W, use_j, t, eps, orders, thetas, C, chosen
         chosen[e, 0], chosen[e, 1] = order, squarings
         for s in range(squarings):
             if gram:
-                _mm(Gs, C[e], w[0])
-                _mm(C[e], w[0], X)
+                mm(Gs, C[e], w[0])
+                mm(C[e], w[0], X)
             else:
-                _mm(C[e], C[e], X)
+                mm(C[e], C[e], X)
             for i in range(m):
                 for j in range(m):
                     C[e, i, j] = 2 * C[e, i, j] + X[i, j]
             if (s + 1) % DOUBLINGS_PER_POLISH == 0 and s + 1 < squarings:
-                _polish(C[e], Gs, gram, w)
-        _polish(C[e], Gs, gram, w)
+                polish(C[e], Gs, gram, w)
+        polish(C[e], Gs, gram, w)
         bound[e] = _defect_bound(C[e], Gs, gram, eps, w)
         if use_j:
             for i in range(m):
@@ -427,7 +452,7 @@ def skew_cores(G: Array | None, t: np.ndarray, W: Array | None) -> Core:
     C = np.empty((count, m, m), given.dtype)
     chosen = np.zeros((count, 2), np.int64)
     bound = np.empty(count, t.dtype)
-    grams, generators = (_matrices(given if a is None else a, shape) for a in (G, W))
+    grams, generators = (matrices(given if a is None else a, shape) for a in (G, W))
     ts = np.array(np.broadcast_to(t, shape)).reshape(-1)
     eps = float(np.finfo(given.dtype).eps)
     common = (grams, G is not None, generators, W is None, ts, eps, *table(eps), C, chosen, bound)
@@ -450,7 +475,7 @@ def skew_core(G: np.ndarray, t: float) -> tuple[np.ndarray, float]:
     return C[0], float(bound[0]) if chosen[0, 1] >= 0 else math.inf
 
 
-def _matrices(a: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def matrices(a: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """A batch as kernels take it, flat unless t varies inside it, and writable.
 
     A read-only array is another type to numba, and would be compiled for once more.
