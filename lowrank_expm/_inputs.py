@@ -91,7 +91,7 @@ def times(t: Any, *, real: bool = True) -> Times:
     """t as a zero-dimensional or one-dimensional array of finite numbers."""
     promotes: Any = 0.0
     if type(t) is float or type(t) is int:
-        values = np.asarray(float(t))
+        values = np.asarray(_number(t))
     else:
         weak = isinstance(t, int | float | complex) and not isinstance(t, np.generic)
         values = array("t", t)
@@ -106,6 +106,14 @@ def times(t: Any, *, real: bool = True) -> Times:
     if not np.isfinite(values).all():
         raise ValueError("t contains NaN or infinity; it must be finite")
     return Times(values, values.ndim == 1, promotes)
+
+
+def _number(t: float) -> float:
+    """A Python number as a float, infinite where it is too large for one."""
+    try:
+        return float(t)
+    except OverflowError:
+        return np.inf
 
 
 def floating(*operands: Any) -> np.dtype:
