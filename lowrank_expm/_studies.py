@@ -39,6 +39,7 @@ from .skew import skew_expm_multiply
 GRAM = f"{OURS}, from a Gram matrix"
 GRAM_EXPM = f"{EXPM}, from a Gram matrix"
 READ, COPY, GEMM, STACK = "read", "copy", "matrix product", "stacked float32 products"
+INTO = f"{OURS}, out=y"
 ROOF = "limit: memory or products"
 
 
@@ -116,6 +117,7 @@ def _rows_study(plan: Plan) -> Study:
         y = np.zeros(n)
         work = _machine.sweep_bytes(U, b)
         yield _ours(U, V, b, work, "GB/s")
+        yield Contender(INTO, "ours", lambda: skew_expm_multiply(U, V, b, out=y), work, "GB/s")
         yield Contender(STREAM, "limit", lambda: _machine.two_sweeps(U, V, b, y), work, "GB/s")
         if n in plan.rows_alone:
             return

@@ -443,7 +443,7 @@ def plot(results: Results, file: Any, format: str = "png") -> None:
     from matplotlib.figure import Figure
 
     section = next(s for s in results.sections if s.key == "n")
-    figure = Figure(figsize=(7.5, 5.2), layout="constrained")
+    figure = Figure(figsize=(7.5, 6.2), layout="constrained")
     axes = figure.add_subplot()
     for name, style in _STYLES.items():
         _draw_line(axes, [t for t in section.timings if t.name == name], style)
@@ -451,7 +451,7 @@ def plot(results: Results, file: Any, format: str = "png") -> None:
     machine = f"{results.machine['processor']}, {results.machine['threads']} threads"
     axes.set_title(f"{section.title}\n{machine}", fontsize=10)
     axes.grid(which="major", color="0.85")
-    axes.legend(fontsize=8.5, frameon=False)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False)
     figure.savefig(file, format=format, dpi=200)
 
 
