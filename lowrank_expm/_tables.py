@@ -52,7 +52,8 @@ def print_rich(results: Results, file: TextIO) -> None:
     for table in tables(results):
         drawn = RichTable(title=Text(table.title), title_justify="left", box=None, pad_edge=False)
         for i, column in enumerate(table.columns):
-            drawn.add_column(Text(column), justify="left" if i < table.left else "right")
+            left = i < table.left
+            drawn.add_column(Text(column), justify="left" if left else "right", no_wrap=not left)
         for row in table.rows:
             drawn.add_row(*(Text(cell, style=_style(cell)) for cell in row))
         console.print(drawn)
