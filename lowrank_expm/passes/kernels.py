@@ -199,12 +199,7 @@ def update_tasks(first, last, blocks, size, add, U, V, scale, factors, Z, B, out
         for lo in range(start, min(start + size, n), panel):
             rows = min(panel, min(start + size, n) - lo)
             _frame_rows(U, V, scale, factors, e, lo, rows, P)
-            if columns < NARROW:
-                for c in range(columns):
-                    _one_column(P, z[c], rows, Y[c])
-            else:
-                for c in range(0, c8, WIDE):
-                    _eight_columns(P, z, c, rows, Y)
+            _products(P, z, columns, rows, Y)
             for g in range(Z.shape[0]):
                 if add:
                     _write(B[b], out[g, e], Y[g * k :], lo, rows)
@@ -231,8 +226,7 @@ def combine_tasks(first, last, blocks, size, U, V, Yb, B, M, Uo, Vo, Bo):
             _pack(V, min(e, V.shape[0] - 1), lo, rows, P, r)
             _pack(Yb, min(e, Yb.shape[0] - 1), lo, rows, P, 2 * r)
             _pack(B, min(e, B.shape[0] - 1), lo, rows, P, 2 * r + k)
-            for i in range(0, c8, WIDE):
-                _eight_columns(P, z, i, rows, Y)
+            _products(P, z, c, rows, Y)
             _unpack(Y, 0, Uo[e], lo, rows)
             _unpack(Y, r, Vo[e], lo, rows)
             _unpack(Y, 2 * r, Bo[e], lo, rows)
@@ -244,6 +238,18 @@ def _unpack(Y, at, out, lo, rows):
     for q in range(rows):
         for j in range(out.shape[1]):
             out[lo + q, j] = Y[at + j, q]
+
+
+@inner
+def _products(P, z, columns, rows, Y):
+    """Y[:columns] = z[:columns] P over one panel: by eights, and a few that remain by ones."""
+    eights = columns - columns % WIDE
+    if columns % WIDE >= NARROW:
+        eights += WIDE
+    for c in range(0, eights, WIDE):
+        _eight_columns(P, z, c, rows, Y)
+    for c in range(eights, columns):
+        _one_column(P, z[c], rows, Y[c])
 
 
 @inner
