@@ -131,13 +131,24 @@ def _enter(plan: Plan, contender: Contender, answers: dict[str, Array]) -> Sampl
     del result
     if not entry.agrees:
         return entry
-    entry.estimate = first
-    if first > plan.budget / 2 and contender.kind == "peer":
-        entry.times = [first]
-    else:
-        entry.estimate = min(first, _timed(contender.call)[1])
-        entry.wanted = max(2, min(plan.repeats, int(plan.budget / entry.estimate)))
+    _plan_samples(plan, entry, first)
     return entry
+
+
+def _plan_samples(plan: Plan, entry: Samples, first: float) -> None:
+    """Decide on the number of samples; for slow peers a call already made is the only one.
+
+    A first call that is slow by accident is not one of those: it is repeated, unless very slow.
+    """
+    is_peer = entry.contender.kind == "peer"
+    second = first
+    if not (is_peer and first > 4 * plan.budget):
+        second = _timed(entry.contender.call)[1]
+    entry.estimate = max(min(first, second), 1e-9)
+    if is_peer and entry.estimate > plan.budget / 2:
+        entry.times = [entry.estimate]
+    else:
+        entry.wanted = max(2, min(plan.repeats, int(plan.budget / entry.estimate)))
 
 
 def _timed(call: Callable[[], Any]) -> tuple[Any, float]:

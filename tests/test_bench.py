@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import io
 import json
@@ -159,6 +160,26 @@ def test_contenders_take_turns():
     turns = [name for name in calls if name != "rest"]
     assert turns[-8:] == [bench.OURS, bench.OURS, "peer", "peer"] * 2  # untimed, timed
     assert calls[0] == "rest"
+
+
+@pytest.mark.parametrize(
+    ("kind", "times", "samples"),
+    [
+        ("peer", [3.0], [3.0]),  # very slow: the first call is the only one
+        ("peer", [1.0, 0.9], [0.9]),  # slow
+        ("peer", [1.0, 0.001], 7),  # slow the first time only
+        ("ours", [3.0, 3.0], 2),
+        ("ours", [3.0, 0.1], 5),
+    ],
+)
+def test_slow_contenders_have_fewer_samples(monkeypatch, kind, times, samples):
+    plan = dataclasses.replace(bench.Plan.smoke(), budget=0.5, repeats=7)
+    later = iter(times[1:])
+    monkeypatch.setattr(_contest, "_timed", lambda call: (None, next(later)))
+    entry = _contest.Samples(contender("it", kind))
+    _contest._plan_samples(plan, entry, times[0])
+    assert (entry.times or entry.wanted) == samples
+    assert next(later, None) is None
 
 
 def test_a_computed_limit_is_not_called():
