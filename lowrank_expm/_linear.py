@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _inputs, core
+from ._threads import compiling
 from .core.certificate import ERROR_FACTOR
 from .passes import Frame, plain
-from .passes.basis import balanced, cholesky, first_nonfinite, robust_basis
+from .passes.basis import balanced, cholesky, first_nonfinite, length, robust_basis
 from .passes.numpy_passes import accumulate, no_vectors, project, update
 
 # The certificate beyond which "auto" redoes an element by "qr", in units of √m u.
@@ -61,14 +62,14 @@ def solve(
     if T is None or G is None:
         frame, G, T = gram_in_range(frame, B, ts, dtype, G)
     ts = ts.reshape(ts.shape + (1,) * (G.ndim - 2)) if ts.ndim else ts
-    size = _size(np.diagonal(G, axis1=-2, axis2=-1).real)
+    size = _size(np.sqrt(np.diagonal(G, axis1=-2, axis2=-1).real))
     if method == "qr":
         return _by_qr(frame, G, B, ts, dtype, size, np.ones(G.shape[:-2], bool))
     with np.errstate(over="ignore", invalid="ignore"):
         c = core.skew(G, ts)
     gram = Solution(frame, G, c.C, T, np.asarray("gram"), c.order, c.squarings, c.bound, size)
     if method == "gram":
-        if not np.isfinite(c.C).all():
+        if _broken_down(c.C, G, c.bound):
             raise ValueError(
                 "method 'gram' breaks down: U and V nearly span the same directions; "
                 "use method 'auto' or 'qr'"
@@ -80,6 +81,20 @@ def solve(
     return _by_qr(frame, G, B, ts, dtype, size, doubtful) if doubtful.any() else gram
 
 
+def _broken_down(C: np.ndarray, G: np.ndarray, bound: np.ndarray) -> bool:
+    """Whether some I + F C Fᴴ without a certificate is nowhere near unitary.
+
+    The eigenvalues of CG are those of a unitary matrix less one: at most two in modulus.
+    """
+    if np.isfinite(bound).all():
+        return False
+    wide = np.complex128 if C.dtype.kind == "c" else np.float64
+    with np.errstate(over="ignore", invalid="ignore"):
+        CG = C.astype(wide) @ G.astype(wide)
+        eigenvalues_squared = np.einsum("...ij,...ji->...", CG, CG)
+    return not (np.abs(eigenvalues_squared) <= 8 * G.shape[-1]).all()
+
+
 def solve_plain(U: Any, V: Any, B: Any, t: Any) -> np.ndarray | None:
     """The result for one small problem of plain arguments, or None: then `solve` must look closer.
 
@@ -87,6 +102,12 @@ def solve_plain(U: Any, V: Any, B: Any, t: Any) -> np.ndarray | None:
     """
     if type(t) not in (float, int) or not plain.is_plain(U, V, B) or len(U) <= 2 * U.shape[1]:
         return None
+    with compiling("plain", U.dtype.char):
+        return _solve_plain(U, V, B, t)
+
+
+def _solve_plain(U: np.ndarray, V: np.ndarray, B: np.ndarray, t: float) -> np.ndarray | None:
+    """The same for arguments that are plain."""
     from .core.compiled import skew_core
 
     G, T = plain.accumulate(U, V, B)
@@ -98,7 +119,10 @@ def solve_plain(U: Any, V: Any, B: Any, t: Any) -> np.ndarray | None:
     C, bound = skew_core(G, t)
     if not bound <= TRUST * math.sqrt(len(d)) * info.unit:
         return None
-    return plain.update(U, V, C @ T, B)
+    Z = C @ T
+    if not np.abs(Z).max() < info.high:
+        return None
+    return plain.update(U, V, Z, B)
 
 
 class _Limits(NamedTuple):
@@ -129,17 +153,16 @@ def _direct(
         explain(("U", U), ("V", V))
     B = no_vectors(len(W), dtype) if B is None else B
     _check(("B", B))
-    size = _size(_lengths_squared(U, V))
+    size = _size(_lengths(U, V))
     ts = t.reshape(t.shape + (1,) * (W.ndim - 2)) if t.ndim else t
     with np.errstate(over="ignore", invalid="ignore"):
         c = core.skew(None, ts, W)
     return Solution(None, None, c.C, B, np.asarray(route), c.order, c.squarings, c.bound, size)
 
 
-def _lengths_squared(U: np.ndarray, V: np.ndarray) -> np.ndarray:
-    """The squared column lengths of [U V] in double precision."""
-    with np.errstate(over="ignore"):
-        parts = [(np.abs(a).astype(np.float64) ** 2).sum(axis=-2) for a in (U, V)]
+def _lengths(U: np.ndarray, V: np.ndarray) -> np.ndarray:
+    """The column lengths of [U V] in double precision."""
+    parts = [length(a, axis=-2) for a in (U, V)]
     batch = np.broadcast_shapes(parts[0].shape, parts[1].shape)
     return np.concatenate([np.broadcast_to(a, batch) for a in parts], axis=-1)
 
@@ -163,11 +186,11 @@ def _by_qr(
     return Solution(basis.frame, basis.G, c.C, basis.T, route, c.order, c.squarings, c.bound, size)
 
 
-def _size(lengths_squared: np.ndarray) -> np.ndarray:
+def _size(lengths: np.ndarray) -> np.ndarray:
     """(Σ ‖uⱼ‖²‖vⱼ‖²)^½, which with |t| measures how much rounding in S can matter."""
-    d = np.sqrt(lengths_squared.astype(np.float64))
-    r = d.shape[-1] // 2
-    return np.linalg.norm(d[..., :r] * d[..., r:], axis=-1)
+    r = lengths.shape[-1] // 2
+    with np.errstate(over="ignore"):
+        return length(lengths[..., :r].astype(np.float64) * lengths[..., r:], axis=-1)
 
 
 def gram_in_range(
@@ -200,8 +223,10 @@ def _squares_fit(G: np.ndarray, t: np.ndarray) -> bool:
         return False
     if smallest > 2.0 ** (-0.75 * top):
         return bool(np.isfinite(G).all())
-    reach = max(largest, 2.0**-top) * float(np.abs(t).max(initial=0.0)) ** 2
-    return reach <= 2.0 ** (0.75 * top - 2 * np.finfo(G.dtype).nmant - 14)
+    longest = float(np.abs(t).max(initial=0.0))
+    return max(largest, 2.0**-top) * longest * longest <= 2.0 ** (
+        0.75 * top - 2 * np.finfo(G.dtype).nmant - 14
+    )
 
 
 def require_finite(T: np.ndarray, *operands: tuple[str, Any]) -> None:
@@ -250,11 +275,13 @@ def apply(
 ) -> None:
     """out = (I + F C Fᴴ) B; out may be B."""
     real = _inputs.real_part(out.dtype)
+    C = C.astype(_inputs.with_kind(real, C), copy=False)
     if s.frame is None:
         if T is None:
             _check(("B", B))
-        C = C.astype(_inputs.with_kind(real, C), copy=False)
-        out[...] = B + C @ B.astype(_inputs.with_kind(real, B), copy=False)
+        with np.errstate(over="ignore", invalid="ignore"):
+            out[...] = B + C @ B.astype(_inputs.with_kind(real, B), copy=False)
+        require_range(out, "B")
         return
     dtype = _inputs.with_kind(real, *s.frame.columns)
     if T is None:
@@ -263,7 +290,27 @@ def apply(
     if not s.frame.width:
         out[...] = B
         return
-    update(s.frame, C.astype(_inputs.with_kind(real, C), copy=False) @ T, B, dtype, out)
+    with np.errstate(over="ignore", invalid="ignore"):
+        Z = C @ T
+        update(s.frame, Z, B, dtype, out)
+    if out.dtype.char == "e" or _may_overflow(s, Z):
+        require_range(out, "B")
+
+
+def _may_overflow(s: Solution, Z: np.ndarray) -> bool:
+    """Whether F Z can come near the largest number."""
+    if not Z.size:
+        return False
+    longest = 1.0 if s.G is None else math.sqrt(float(np.diagonal(s.G, 0, -2, -1).real.max()))
+    top = float(np.finfo(Z.dtype).max)
+    return not float(np.abs(Z).max()) * longest * Z.shape[-2] < top / 1024
+
+
+def require_range(result: np.ndarray, *names: str) -> None:
+    """Raise unless a result of finite arguments is finite."""
+    if not np.isfinite(result).all():
+        what = " and ".join(names)
+        raise ValueError(f"the result overflows; scale {what} down or use a wider dtype")
 
 
 def dense_frame(s: Solution, rows: range) -> np.ndarray:

@@ -11,6 +11,7 @@ import numpy as np
 from . import _inputs, _linear
 from ._tangent import Linearised, linearise
 from .passes import Frame
+from .passes.basis import inexact
 from .passes.numpy_passes import accumulate, no_vectors, real_columns
 
 
@@ -112,7 +113,7 @@ def problem(U: Any, V: Any, B: Any, t: Any) -> Problem:
 
 def _revived(U: np.ndarray, V: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """The scale with a factor for pairs with a zero column too: their derivative is not zero."""
-    sizes = [np.abs(a).max(axis=-2, initial=0).astype(float) for a in (U, V)]
+    sizes = [np.abs(a.astype(inexact(a))).max(axis=-2, initial=0).astype(float) for a in (U, V)]
     sizes = [np.broadcast_to(a, (*scale.shape[:-1], a.shape[-1])) for a in sizes]
     u, v = (np.where(a > 0, np.rint(np.log2(np.where(a > 0, a, 1.0))), 0.0) for a in sizes)
     factor = np.exp2(np.clip(v - u, -1000, 1000)).astype(scale.dtype)

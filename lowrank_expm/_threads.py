@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 # Below this many scalar products a second thread costs more than it saves (about 0.2 ms).
 WORTH_A_THREAD = 300_000
 
+# Held while kernels are imported and compiled, and while the pool is made.
+first_use = threading.RLock()
+
+_ready: set[tuple[str, str]] = set()
 _pool: ThreadPoolExecutor | None = None
 _threads: int | None = None
 
@@ -34,6 +39,24 @@ def set_threads(count: int) -> None:
     _threads = count
 
 
+class compiling:  # noqa: N801
+    """A context for calls of a kernel that hold `first_use` until it is there for its dtype."""
+
+    def __init__(self, kernel: str, char: str) -> None:
+        self.key = (kernel, char)
+
+    def __enter__(self) -> None:
+        self.new = self.key not in _ready
+        if self.new:
+            first_use.acquire()
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self.new:
+            if kind is None:
+                _ready.add(self.key)
+            first_use.release()
+
+
 def share(count: int, cost: int, work: Callable[[int, int], object]) -> None:
     """Run work(first, last) over count items of `cost` scalar products, split between threads."""
     parts = min(threads(), count, 1 + count * cost // WORTH_A_THREAD)
@@ -42,18 +65,32 @@ def share(count: int, cost: int, work: Callable[[int, int], object]) -> None:
             work(0, count)
         return
     bounds = [count * i // parts for i in range(parts + 1)]
-    rest = [_executor().submit(work, bounds[i], bounds[i + 1]) for i in range(1, parts)]
-    work(0, bounds[1])
+    rest = [_submit(work, bounds[i], bounds[i + 1]) for i in range(1, parts)]
+    try:
+        work(0, bounds[1])
+    finally:  # nothing may go on writing after this returns, whatever happened
+        wait(rest)
     for job in rest:
         job.result()
+
+
+def _submit(work: Callable[[int, int], object], first: int, last: int) -> Future[object]:
+    """Run work(first, last) on the pool, or here once the interpreter takes no new threads."""
+    try:
+        return _executor().submit(work, first, last)
+    except RuntimeError:
+        done: Future[object] = Future()
+        done.set_result(work(first, last))
+        return done
 
 
 def _executor() -> ThreadPoolExecutor:
     """The pool, made at first use."""
     global _pool
-    if _pool is None:
-        _pool = ThreadPoolExecutor(max(1, threads() - 1), thread_name_prefix="lowrank_expm")
-    return _pool
+    with first_use:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(max(1, threads() - 1), thread_name_prefix="lowrank_expm")
+        return _pool
 
 
 def _forget_pool() -> None:
@@ -64,3 +101,9 @@ def _forget_pool() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_pool)
+    # A fork waits until no thread is importing or compiling: the child would inherit their locks.
+    os.register_at_fork(
+        before=first_use.acquire,
+        after_in_parent=first_use.release,
+        after_in_child=first_use.release,
+    )

@@ -8,6 +8,7 @@ import numpy as np
 
 from . import _inputs, _linear, core
 from .passes import Frame
+from .passes.basis import length
 from .passes.numpy_passes import gram, no_vectors, project, update
 from .unitary import LowRankUnitary
 
@@ -191,6 +192,7 @@ def expm_multiply(L: Any, R: Any, B: Any, t: Any = 1.0, *, out: Any = None) -> n
             update(left, Z, B, work, Y)
         else:
             Y[...] = B
+    _linear.require_range(Y, "t", "L", "R", "B")
     if out is not None:
         return out
     return Y[..., 0] if vector else Y
@@ -241,12 +243,12 @@ class LowRankSkew:
     array([0., 1., 0.])
     """
 
-    # NumPy then leaves `array @ S` to us instead of treating S as an object array.
+    # NumPy then leaves `array @ S` to `__rmatmul__` instead of treating S as an object array.
     __array_ufunc__ = None
 
     def __init__(self, U: Any, V: Any, *, method: Method = "auto") -> None:
         _method(method)
-        self.U, self.V = _inputs.factors(("U", U), ("V", V))
+        self._U, self._V = _inputs.factors(("U", U), ("V", V))
         self.method: Method = method
         self.dtype = _inputs.floating(self.U.dtype, self.V.dtype)
         n = self.U.shape[-2]
@@ -254,6 +256,16 @@ class LowRankSkew:
         self.shape: tuple[int, ...] = (*self._batch, n, n)
         self._grams: dict[np.dtype, np.ndarray] = {}
         self._angles: np.ndarray | None = None
+
+    @property
+    def U(self) -> np.ndarray:
+        """The factor U, (…, n, r)."""
+        return self._U
+
+    @property
+    def V(self) -> np.ndarray:
+        """The factor V, (…, n, r)."""
+        return self._V
 
     @property
     def ndim(self) -> int:
@@ -287,8 +299,14 @@ class LowRankSkew:
         if frame.width:
             r = frame.width // 2
             Z = np.concatenate([T[..., r:, :], -T[..., :r, :]], axis=-2)
-            update(frame, Z, None, work, Y)
+            with np.errstate(over="ignore", invalid="ignore"):
+                update(frame, Z, None, work, Y)
+            _linear.require_range(Y, "U", "V", "B")
         return Y[..., 0] if vector else Y
+
+    def __rmatmul__(self, B: Any) -> np.ndarray:
+        """B @ S for B of shape (n,) or (…, k, n)."""
+        return _inputs.from_the_left(self.T, B)
 
     def to_dense(self) -> np.ndarray:
         """S as an (…, n, n) array; O(n² r) time.
@@ -337,7 +355,7 @@ class LowRankSkew:
         frame, G, _ = _linear.gram_in_range(
             Frame((self.U, self.V)),
             no_vectors(n, dtype),
-            np.ones((), real),
+            np.asarray(np.finfo(real).max),  # any t may follow: small columns count
             dtype,
             self._gram(real),
         )
@@ -369,7 +387,7 @@ class LowRankSkew:
         if ord == 2:
             norm = angles.max(axis=-1, initial=0)
         elif ord == "fro":
-            norm = np.linalg.norm(angles, axis=-1)
+            norm = length(angles, axis=-1)
         else:
             raise ValueError(f'ord is {ord!r}; it must be 2 or "fro"')
         return norm.item() if norm.ndim == 0 else norm

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Certificate", "LowRankUnitary"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Certificate:
     """What the library knows about a computed exponential; arrays where the operator is a batch.
 
@@ -72,7 +72,7 @@ class LowRankUnitary:
     True
     """
 
-    # NumPy then leaves `array @ Q` to us instead of treating Q as an object array.
+    # NumPy then leaves `array @ Q` to `__rmatmul__` instead of treating Q as an object array.
     __array_ufunc__ = None
 
     def __init__(
@@ -162,6 +162,10 @@ class LowRankUnitary:
         if self._conjugate:
             np.conj(Y, out=Y)
         return Y[..., 0] if vector else Y
+
+    def __rmatmul__(self, B: Any) -> np.ndarray:
+        """B @ Q for B of shape (n,) or (…, k, n)."""
+        return _inputs.from_the_left(self.T, B)
 
     def to_dense(self) -> np.ndarray:
         """The operator as an (…, n, n) array; O(n² m) time.

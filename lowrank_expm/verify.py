@@ -16,7 +16,7 @@ from . import _derivative_check, _exact, _inputs
 from ._exact import LONGEST
 from ._jacobian import JacobianSpectrum, exponential_jacobian, jacobian_singular_values
 from .passes import Frame
-from .passes.basis import triangular_factor
+from .passes.basis import length, triangular_factor
 from .skew import LowRankSkew, Method
 from .unitary import LowRankUnitary
 
@@ -89,6 +89,8 @@ def orthogonality_defect(Q: Any) -> Any:
             f"Q is an array of shape {Q.shape} and dtype {Q.dtype}; pass a LowRankUnitary, "
             "a numeric (…, n, n) array or a LinearOperator"
         )
+    if not np.isfinite(Q).all():
+        raise ValueError("Q contains NaN or infinity; it must be finite")
     defect = np.empty(Q.shape[:-2])
     for index in np.ndindex(*defect.shape):
         defect[index] = _dense_defect(Q[index])
@@ -274,7 +276,7 @@ def expm_condition(S: LowRankSkew, t: Any = 1.0) -> Any:
     """
     if not isinstance(S, LowRankSkew):
         raise TypeError(f"S is a {type(S).__name__}; pass a LowRankSkew")
-    t = np.abs(np.asarray(t, dtype=float))
+    t = np.abs(_inputs.times(t).values.astype(float))
     norm = np.asarray(S.norm("fro"), dtype=float)
     n = S.shape[-1]
     value = t.reshape(t.shape + (1,) * norm.ndim) * norm / math.sqrt(n) if n else norm * 0
@@ -463,10 +465,10 @@ def _there_and_back(Q: LowRankUnitary, B: np.ndarray) -> tuple[float, float]:
         y = Q @ b
         before, after = _column_norms(b), _column_norms(y)
         safe = np.where(before > 0, before, 1)
-        drift = max(drift, _worst(np.abs(after / safe - (before > 0))))
+        drift = float(np.maximum(drift, _worst(np.abs(after / safe - (before > 0)))))
         back = Q.H @ y
         back -= b
-        inverse = max(inverse, _worst(_column_norms(back) / safe))
+        inverse = float(np.maximum(inverse, _worst(_column_norms(back) / safe)))
     return drift, inverse
 
 
@@ -481,13 +483,10 @@ def _probes(S: LowRankSkew) -> np.ndarray:
 
 def _column_norms(a: np.ndarray) -> np.ndarray:
     """The column lengths in double precision, summed in two levels to keep rounding small."""
-    blocks = range(0, a.shape[-2], LONGEST)
-    sums = [np.zeros((*a.shape[:-2], a.shape[-1]))]
-    for lo in blocks:
-        part = a[..., lo : lo + LONGEST, :]
-        squares = np.square(part.real, dtype=float) + np.square(part.imag, dtype=float)
-        sums.append(squares.sum(axis=-2))
-    return np.sqrt(np.sum(sums, axis=0))
+    parts = [length(a[..., lo : lo + LONGEST, :], axis=-2) for lo in range(0, a.shape[-2], LONGEST)]
+    if not parts:
+        return np.zeros((*a.shape[:-2], a.shape[-1]))
+    return length(np.stack(parts, axis=-1), axis=-1)
 
 
 def _worst(a: Any) -> float:

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from lowrank_expm import LowRankSkew
+from lowrank_expm import LowRankSkew, LowRankUnitary
 
 from . import generators as gen
 from . import naive
@@ -58,15 +58,31 @@ def draw(seed: int, index: int) -> Problem:
 
 
 def measure(problem: Problem) -> list[Record]:
-    """One record a route."""
+    """One record a route; "gram" by name may refuse, and has none then."""
     U, V, B = problem.U, problem.V, problem.B
     exact = naive.exact_skew(U, V, B, digits=30)
-    return [_measure_route(problem, exact, max(1.0, gen.rho(U, V)), route) for route in ROUTES]
+    scale = max(1.0, gen.rho(U, V))
+    operators = [_operator(U, V, route) for route in ROUTES]
+    return [
+        _measure_route(problem, exact, scale, route, Q)
+        for route, Q in zip(ROUTES, operators, strict=True)
+        if Q is not None
+    ]
 
 
-def _measure_route(problem: Problem, exact: naive.Exact, scale: float, route: str) -> Record:
+def _operator(U: gen.Array, V: gen.Array, route: str) -> LowRankUnitary | None:
+    try:
+        return LowRankSkew(U, V, method=route).expm()
+    except ValueError:
+        if route != "gram":
+            raise
+        return None
+
+
+def _measure_route(
+    problem: Problem, exact: naive.Exact, scale: float, route: str, Q: LowRankUnitary
+) -> Record:
     U, B, u = problem.U, problem.B, problem.u
-    Q = LowRankSkew(U, problem.V, method=route).expm()
     Y = Q @ B
     error = float((exact.distance(Y) / np.linalg.norm(B, axis=0)).max())
     defect = float(naive.defects(Q).item())
@@ -161,7 +177,10 @@ def _compare_one(U: gen.Array, V: gen.Array, B: gen.Array) -> Row:
     size = np.linalg.norm(B, axis=0)
     row = {"‖S‖": gen.theta(U, V), "‖U‖‖V‖": gen.rho(U, V)}
     for route in ("gram", "qr", "auto"):
-        Q = LowRankSkew(U, V, method=route).expm()
+        Q = _operator(U, V, route)
+        if Q is None:
+            row[f"error {route}"] = row[f"defect {route}"] = np.nan
+            continue
         row[f"error {route}"] = float((exact.distance(Q @ B) / size).max())
         row[f"defect {route}"] = float(naive.defects(Q).item())
     dense = scipy.linalg.expm(U @ V.T - V @ U.T)

@@ -1184,3 +1184,77 @@ def test_from_an_installation_that_cannot_be_written(nowhere, tmp_path):
     del nowhere["NUMBA_CACHE_DIR"]
     environment = {**nowhere, "PYTHONPATH": str(copy.parent), "PYTHONDONTWRITEBYTECODE": "1"}
     assert python(USE_IT, env=environment).strip() == "done"
+
+
+# --- numbers at the ends of their ranges
+
+
+def test_the_smallest_integer_is_not_its_own_absolute_value():
+    U, V = np.zeros((12, 1), np.int8), np.zeros((12, 1))
+    U[0], V[1] = -128, 1e150
+    Y = skew_expm_multiply(U, V, np.eye(12)[1], t=np.pi / 256 * 1e-150)
+    expected = skew_expm_multiply(U.astype(float), V, np.eye(12)[1], t=np.pi / 256 * 1e-150)
+    np.testing.assert_array_equal(Y, expected)
+    np.testing.assert_allclose(Y[:2], [-1, 0], atol=1e-15)
+
+
+@pytest.mark.parametrize("method", ["auto", "qr", "direct"])
+def test_a_huge_time_with_tiny_factors(method):
+    U, V, b = np.random.default_rng(0).standard_normal((3, 12, 2))
+    Y = skew_expm_multiply(U * 1e-150, V * 1e-150, b, t=1e300, method=method)
+    expected = skew_expm_multiply(U, V, b, t=1.0, method="direct")
+    np.testing.assert_allclose(Y, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e-100, 1.0, 1e100, 1e150])
+def test_norms_and_bounds_at_any_scale(scale):
+    U, V = np.random.default_rng(0).standard_normal((2, 12, 2))
+    plain, S = LowRankSkew(U, V), LowRankSkew(U * scale, V)
+    for ord in (2, "fro"):
+        assert S.norm(ord) == pytest.approx(scale * plain.norm(ord), rel=1e-13)
+    certificate = S.expm(1 / scale).certificate
+    expected = plain.expm().certificate
+    assert certificate.error_bound == pytest.approx(expected.error_bound, rel=1e-2)
+    assert certificate.angle == pytest.approx(expected.angle, rel=1e-13)
+
+
+@pytest.mark.parametrize("method", ["auto", "gram", "qr", "direct"])
+@pytest.mark.parametrize(("dtype", "big"), [("f2", 6e4), ("f4", 3e38), ("f8", 1.7e308)])
+def test_a_result_that_overflows_is_an_error(dtype, big, method):
+    """A turn by an eighth makes √2 of two equal components."""
+    e1, e2 = np.eye(9, dtype=dtype)[:2]
+    B = (e1 + e2) * np.asarray(big, dtype)
+    with pytest.raises(ValueError, match=r"overflows; scale .* down"):
+        skew_expm_multiply(e1, e2, B, float(np.pi / 4), method=method)
+    with pytest.raises(ValueError, match=r"overflows; scale .* down"):
+        LowRankSkew(e1, e2, method=method).expm(float(np.pi / 4)) @ B
+
+
+def test_other_products_that_overflow_are_errors():
+    e1, e2 = np.eye(9)[:2]
+    with pytest.raises(ValueError, match="overflows"):
+        LowRankSkew(e1 * 1e150, e2 * 1e150) @ (1e100 * np.ones(9))
+    with pytest.raises(ValueError, match="overflows"):
+        expm_multiply(e1 * 1e200, e2, 1e150 * np.ones(9))
+
+
+def test_operators_multiply_from_the_right():
+    U, V = np.random.default_rng(0).standard_normal((2, 12, 2)) + 1j
+    S = LowRankSkew(U, V)
+    B = np.random.default_rng(1).standard_normal((3, 12))
+    for A in (S, S.expm(0.3)):
+        np.testing.assert_allclose(B @ A, B @ A.to_dense(), atol=1e-13)
+        np.testing.assert_allclose(B[0] @ A, B[0] @ A.to_dense(), atol=1e-13)
+
+
+def test_graded_rows_in_single_precision_without_a_warning():
+    scale = np.logspace(2, -8, 15)[:, None]
+    A, B = (np.random.default_rng(3).standard_normal((2, 15, 7)) * scale).astype("f4")
+    Y = skew_expm_multiply(A, B, A[:, 0])
+    np.testing.assert_allclose(np.linalg.norm(Y), np.linalg.norm(A[:, 0]), rtol=1e-5)
+
+
+def test_factors_of_a_generator_cannot_be_replaced():
+    S = LowRankSkew(np.ones(4), np.arange(4.0))
+    with pytest.raises(AttributeError):
+        S.U = np.zeros(4)

@@ -52,7 +52,11 @@ def dense(Q):
 def test_forward_error(name, dtype, method):
     for seed in range(3):
         U, V, B = draw(name, dtype, seed=seed)
-        Y = skew_expm_multiply(U, V, B, method=method)
+        try:
+            Y = skew_expm_multiply(U, V, B, method=method)
+        except ValueError:  # "gram" by name, where it is nowhere near unitary
+            assert method == "gram"
+            continue
         assert Y.dtype == dtype
         assert naive.forward_errors(Y, U, V, B) <= forward_bound(U, V, method=method)
 
@@ -203,7 +207,8 @@ def test_certificate_lies_above_the_true_defect(dtype, method):
 def test_gram_loses_what_qr_keeps_and_auto_notices(dtype):
     """The case that the certificate exists for: large factors that span the same directions."""
     rng = np.random.default_rng(12)
-    U, V = gen.nearly_parallel(rng, 14, 2, dtype, eps=1e-3, size=30.0)
+    size = 30.0 if gen.unit(dtype) < 1e-10 else 5.0
+    U, V = gen.nearly_parallel(rng, 14, 2, dtype, eps=1e-3, size=size)
     gram, auto = (LowRankSkew(U, V, method=method).expm() for method in ("gram", "auto"))
     assert naive.defects(gram) > defect_limit(U, "auto")
     assert gram.certificate.route == "gram"

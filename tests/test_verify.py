@@ -41,9 +41,13 @@ def pair(dtype="float64", n=20, r=2, seed=0, kind="generic"):
 
 
 def untrusted(n=30, r=2, dtype="float64"):
-    """Nearly parallel and long: the case in which the Gram route loses orthogonality."""
+    """Nearly parallel and long: the case in which the Gram route loses orthogonality.
+
+    Shorter in single precision, where the Gram route would refuse this length altogether.
+    """
     rng = np.random.default_rng(7)
-    return gen.nearly_parallel(rng, n, r, dtype, 1e3 * gen.unit(dtype), 30.0)
+    size = 30.0 if gen.unit(dtype) < 1e-10 else 10.0
+    return gen.nearly_parallel(rng, n, r, dtype, 1e3 * gen.unit(dtype), size)
 
 
 # --- exact products --------------------------------------------------------------------------
@@ -285,6 +289,24 @@ def test_check_fails_where_the_gram_route_is_forced_on_parallel_columns(dtype):
     assert "FAILED" in str(forced)
     assert "TOO LARGE" in str(forced)
     assert verify.check(U, V).passed
+
+
+def test_gram_by_name_refuses_what_is_nowhere_near_unitary():
+    rng = np.random.default_rng(190)
+    U, A = rng.standard_normal((9, 3)), rng.standard_normal((3, 3))
+    V = U @ (A + A.T)
+    with pytest.raises(ValueError, match=r"'gram' breaks down.*use method 'auto' or 'qr'"):
+        LowRankSkew(U, V, method="gram").expm(1e7)
+    assert verify.check(U, V, t=1e7).passed
+
+
+@pytest.mark.parametrize("size", [1e200, 1e-200])
+def test_check_measures_vectors_whose_squares_leave_the_range(size):
+    U, V = pair()
+    b = size * np.random.default_rng(3).standard_normal(20)
+    report = verify.check(U, V, b)
+    assert report.passed
+    assert 0 < report.inverse_error < 1e-15
 
 
 def test_check_reports_what_the_measures_say():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from .._array import Array, is_numpy, namespace
+from .._threads import compiling
 from . import derivative, exponential
 from .exponential import Core
 
@@ -28,9 +29,10 @@ def skew(G: Array | None, t: Array, W: Array | None = None) -> Core:
     single = math.prod(given.shape[:-2]) * math.prod(t.shape) <= 1
     largest = COMPILED_SINGLE if single else COMPILED_BATCH
     if is_numpy(xp) and given.shape[-1] <= largest:
-        from .compiled import skew_cores
+        with compiling("core", given.dtype.char):
+            from .compiled import skew_cores
 
-        core = skew_cores(G, t, W)
+            core = skew_cores(G, t, W)
     else:
         core = exponential.skew_core(G, t[..., None, None], W)
     return _finite(core)
@@ -46,9 +48,10 @@ def general(M: Array, t: Array) -> Core:
 def skew_derivative(G: Array, t: Array, dG: Array) -> tuple[Array, Array]:
     """C = φ₁(tJG) tJ and its derivative in the direction dG; at −t this is the adjoint map."""
     if is_numpy(namespace(G)) and 0 < G.shape[-1] <= COMPILED_SINGLE:
-        from .compiled_derivative import skew_derivatives
+        with compiling("derivative", G.dtype.char):
+            from .compiled_derivative import skew_derivatives
 
-        C, dC, squarings = skew_derivatives(G, t, dG)
+            C, dC, squarings = skew_derivatives(G, t, dG)
         if squarings >= 0:
             return C, dC
     return derivative.skew_core_derivative(G, t[..., None, None], dG)

@@ -41,7 +41,7 @@ def orthonormaliser(G: Array) -> tuple[Array, Array]:
 def spectrum(K: Array) -> Spectrum:
     """Eigenvalues and eigenvectors of a skew-Hermitian matrix."""
     xp = namespace(K)
-    angles, vectors = xp.linalg.eigh(K * -1j)
+    angles, vectors = xp.linalg.eigh(_complex(K) * -1j)
     return Spectrum(angles, vectors, not is_complex(K))
 
 
@@ -52,7 +52,7 @@ def exp(s: Spectrum, t: Array) -> Array:
 
 def generator_exp(s: Spectrum, t: Array) -> Array:
     """K exp(tK), the derivative of exp(tK) with respect to t."""
-    return _function(s, 1j * s.angles * _cis(t[..., None] * s.angles))
+    return _function(s, 1j * _complex(s.angles) * _cis(t[..., None] * s.angles))
 
 
 def phi1(s: Spectrum, t: Array) -> Array:
@@ -85,7 +85,15 @@ def _kind(s: Spectrum, a: Array, E: Array | None) -> Array:
 def _cis(a: Array) -> Array:
     """exp(ia)."""
     xp = namespace(a)
-    return xp.cos(a) + 1j * xp.sin(a)
+    return _complex(xp.cos(a)) + 1j * _complex(xp.sin(a))
+
+
+def _complex(a: Array) -> Array:
+    """An array as a complex one of its precision."""
+    xp = namespace(a)
+    if is_complex(a):
+        return a
+    return xp.astype(a, xp.complex64 if a.dtype == xp.float32 else xp.complex128)
 
 
 def _sinc(a: Array) -> Array:

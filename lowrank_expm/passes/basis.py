@@ -84,9 +84,24 @@ def _largest_entries(a: np.ndarray) -> np.ndarray:
     step = max(1, BLOCK_BYTES // max(1, a.nbytes // max(1, a.shape[-2])))
     best = np.zeros((*a.shape[:-2], a.shape[-1]))
     for lo in range(0, a.shape[-2], step):
-        best = np.maximum(best, np.abs(a[..., lo : lo + step, :]).max(axis=-2, initial=0))
+        part = a[..., lo : lo + step, :]
+        best = np.maximum(best, np.abs(part.astype(inexact(part))).max(axis=-2, initial=0))
         done("scale", min(step, a.shape[-2] - lo))
     return best
+
+
+def inexact(a: np.ndarray) -> np.dtype:
+    """A dtype in which absolute values are right: that of the smallest integer is not its own."""
+    return a.dtype if a.dtype.kind in "fc" else np.dtype(np.float64)
+
+
+def length(a: np.ndarray, axis: int) -> np.ndarray:
+    """Euclidean lengths in double precision, of vectors whose squares may leave its range."""
+    size = np.abs(a.astype(np.complex128 if a.dtype.kind == "c" else np.float64))
+    top = size.max(axis=axis, initial=0, keepdims=True)
+    scale = np.where((top > 0) & np.isfinite(top), top, 1)
+    lengths = np.sqrt(((size / scale) ** 2).sum(axis=axis, keepdims=True)) * scale
+    return np.squeeze(lengths, axis)
 
 
 def first_nonfinite(a: np.ndarray) -> tuple[int, ...] | None:
@@ -125,7 +140,8 @@ def cholesky(G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         pivot = A[..., j, j].real
         smallest = np.minimum(smallest, pivot)
         root = np.sqrt(np.maximum(pivot, m * u))
-        row = A[..., j, :] / root[..., None]
+        # Beyond a lifted pivot there is only rounding noise, which must not be blown up.
+        row = np.where((pivot < m * u)[..., None], 0, A[..., j, :] / root[..., None])
         row[..., j] = root
         row[..., :j] = 0
         R[..., j, :] = row

@@ -14,7 +14,7 @@ from .._numba import inner, jit
 # Rows of a narrow panel are short, so that reading the inputs does not push it out of the
 # first-level cache; rows of a wide one are long, for there the sums at their ends would count.
 # The padding keeps rows out of one cache set.
-NARROW_PANEL, SHORT_BYTES, LONG_BYTES = 32, 512, 1024
+NARROW_PANEL, SHORT_BYTES, LONG_BYTES = 24, 512, 1024
 PAD = 8
 # Rows of a panel that a grid writes to many results.
 GRID_BYTES = 2048
@@ -137,7 +137,10 @@ def _tile_column(P, i, j, rows, H):
 
 @inner
 def _panel_rows(width, itemsize):
-    """How many rows of the inputs a panel of that many columns holds."""
+    """How many rows of the inputs a panel holds for a frame of that width.
+
+    Not for that of B too, so that sums over the frame are the same whatever comes beside it.
+    """
     return (SHORT_BYTES if width <= NARROW_PANEL else LONG_BYTES) // itemsize
 
 
@@ -147,7 +150,7 @@ def accumulate_tasks(first, last, blocks, size, gram, U, V, scale, factors, B, p
     n, m, k = U.shape[1], U.shape[2] + V.shape[2], B.shape[2]
     m4 = -(-m // 4) * 4
     tiled = m4 + k - k % 4
-    panel = _panel_rows(m4 + k, U.itemsize)
+    panel = _panel_rows(m4, U.itemsize)
     P = np.zeros((m4 + k, min(panel, n) + PAD), U.dtype)
     H = np.zeros((m4, m4 + k))
     for task in range(first, last):
@@ -187,7 +190,7 @@ def update_tasks(first, last, blocks, size, add, U, V, scale, factors, Z, B, out
     n, m, k = U.shape[1], U.shape[2] + V.shape[2], Z.shape[3]
     columns = k * Z.shape[0]
     m4, c8 = -(-m // 4) * 4, -(-columns // WIDE) * WIDE
-    panel = GRID_BYTES // U.itemsize if Z.shape[0] > 1 else _panel_rows(m4 + c8, U.itemsize)
+    panel = GRID_BYTES // U.itemsize if Z.shape[0] > 1 else _panel_rows(m4, U.itemsize)
     P = np.zeros((m4, min(panel, n) + PAD), U.dtype)
     Y = np.zeros((c8, min(panel, n) + PAD), U.dtype)
     z = np.zeros((c8, m4), U.dtype)
@@ -213,7 +216,7 @@ def combine_tasks(first, last, blocks, size, U, V, Yb, B, M, Uo, Vo, Bo):
     n, r, k = U.shape[1], U.shape[2], Yb.shape[2]
     w, c = 2 * r + 2 * k, 2 * r + k
     w4, c8 = -(-w // 4) * 4, -(-c // WIDE) * WIDE
-    panel = _panel_rows(w4 + c8, U.itemsize)
+    panel = _panel_rows(w4, U.itemsize)
     P = np.zeros((w4, min(panel, n) + PAD), U.dtype)
     Y = np.zeros((c8, min(panel, n) + PAD), U.dtype)
     z = np.zeros((c8, w4), U.dtype)

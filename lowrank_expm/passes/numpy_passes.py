@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .._threads import share
+from .._threads import compiling, share
 from .frame import Frame
 from .watch import done, watched
 
@@ -78,7 +78,8 @@ def _accumulate(
             part, b = _element(frame, batch, i), _at(B, batch, i)
             G[i], T[i] = _accumulate(part, b, batch[1:], dtype, gram)
         return G, T
-    H = _sums(frame, B, batch, dtype, gram)
+    with compiling("accumulate", dtype.char):
+        H = _sums(frame, B, batch, dtype, gram)
     if gram:
         G[...] = _gram_of(H, m, dtype).reshape(G.shape)
     T[...] = _projection_of(H, dtype, T.dtype).reshape(T.shape)
@@ -135,10 +136,11 @@ def update(
         return out
     batch = np.broadcast_shapes(frame.batch, () if B is None else B.shape[:-2])
     given = Z.shape[:-2]
-    if len(given) == len(batch) + 1 and given[1:] == batch:
-        _update(frame, Z, B, dtype, out, batch)
-    else:
-        _update(frame, Z[None], B, dtype, out[None], given)
+    with compiling("update", dtype.char):
+        if len(given) == len(batch) + 1 and given[1:] == batch:
+            _update(frame, Z, B, dtype, out, batch)
+        else:
+            _update(frame, Z[None], B, dtype, out[None], given)
     return out
 
 
@@ -203,6 +205,14 @@ def combine(
 
     For a frame of two unscaled column blocks; all three come in the broadcast batch shape.
     """
+    with compiling("combine", dtype.char):
+        return _combine(frame, Ybar, B, _combination(K, Z, Tbar), dtype)
+
+
+def _combine(
+    frame: Frame, Ybar: np.ndarray, B: np.ndarray, M: np.ndarray, dtype: np.dtype
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """[Ū V̄ B̄] = [F Ȳ B] M."""
     from . import kernels
 
     batch = np.broadcast_shapes(frame.batch, Ybar.shape[:-2], B.shape[:-2])
@@ -213,7 +223,7 @@ def combine(
     count = math.prod(batch)
     operands = [_Operand(a, batch, dtype) for a in (*frame.columns, Ybar, B)]
     flat = [real_view(a.reshape(count, n, -1) if a.size else a.reshape(count, n, 0)) for a in outs]
-    M = real_factor(_broadcast_flat(_combination(K, Z, Tbar), batch), dtype)
+    M = real_factor(_broadcast_flat(M, batch), dtype)
     size = block_rows(n)
     for e0, e1, lo, hi in _pieces(count, n, size, operands):
         taken = [o.take(e0, e1, lo, hi) for o in operands]

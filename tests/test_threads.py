@@ -1,0 +1,89 @@
+"""Calls from threads, from forks, and from an interpreter that is about to end."""
+
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from lowrank_expm import _threads
+
+PROBLEM = """
+import os, sys, threading, time
+import numpy as np
+import lowrank_expm
+n = 300_000
+U, V = np.random.default_rng(0).standard_normal((2, n, 4)) / n**0.5
+def call():
+    y = lowrank_expm.skew_expm_multiply(U, V, U[:, 0])
+    assert abs(np.linalg.norm(y) / np.linalg.norm(U[:, 0]) - 1) < 1e-12
+    print("right", flush=True)
+"""
+
+
+def run(program):
+    """What a program prints, with a limit on its time."""
+    code = PROBLEM + textwrap.dedent(program)
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_a_call_after_the_main_thread_has_ended():
+    assert run("threading.Thread(target=lambda: (time.sleep(0.3), call())).start()") == ["right"]
+
+
+def test_a_call_at_exit():
+    assert run("import atexit; atexit.register(call)") == ["right"]
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.1, 0.3, 1.0])
+def test_a_fork_during_the_first_call_of_another_thread(delay):
+    program = f"""
+    first = threading.Thread(target=call)
+    first.start()
+    time.sleep({delay})
+    child = os.fork()
+    if child == 0:
+        call()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    first.join()
+    assert status == 0
+    """
+    assert run(program) == ["right", "right"]
+
+
+@pytest.fixture
+def two_threads():
+    before = _threads.threads()
+    _threads.set_threads(2)
+    yield
+    _threads.set_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_nothing_goes_on_after_an_exception():
+    finished = []
+
+    def work(first, last):
+        if first == 0:
+            raise KeyboardInterrupt
+        np.linalg.eigvalsh(np.ones((200, 200)))
+        finished.append(last)
+
+    with pytest.raises(KeyboardInterrupt):
+        _threads.share(2, 10**9, work)
+    assert finished == [2]
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_an_exception_on_the_pool_reaches_the_caller():
+    def work(first, last):
+        if first:
+            raise RuntimeError("from the pool")
+
+    with pytest.raises(RuntimeError, match="from the pool"):
+        _threads.share(2, 10**9, work)
