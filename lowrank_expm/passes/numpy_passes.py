@@ -114,6 +114,11 @@ def _sums(
         share((e1 - e0) * pieces, cost, _over(kernels.accumulate_tasks, common))
         release(*work.operands, right)
         done("accumulate", (e1 - e0) * (hi - lo))
+    return tree_sum(partial)
+
+
+def tree_sum(partial: np.ndarray) -> np.ndarray:
+    """The sum over the second axis, by halves in one fixed order."""
     while partial.shape[1] > 1:
         half = partial.shape[1] // 2
         rest = partial[:, 2 * half :]

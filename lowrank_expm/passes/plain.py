@@ -7,10 +7,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from .numpy_passes import combined, real_factor, real_view, writable_alias
+from .numpy_passes import (
+    block_rows,
+    combined,
+    real_factor,
+    real_view,
+    tree_sum,
+    writable_alias,
+)
 
-# Entries of U and B up to which a second thread or block would not help.
-LARGEST = 1 << 14
+# Entries of U and B up to which waking a second thread takes longer than it saves.
+LARGEST = 1 << 17
 
 _NO_SCALE = {char: np.empty((0, 0), char) for char in "df"}
 _NO_FACTORS = {char: np.empty((0, 1, 0, 0), char) for char in "df"}
@@ -38,10 +45,13 @@ def accumulate(U: np.ndarray, V: np.ndarray, B: np.ndarray) -> tuple[np.ndarray,
 
     u, v, b = _rows(U), _rows(V), _rows(B)
     n, m, char = len(U), 2 * u.shape[2], u.dtype.char
-    H = np.zeros((1, m, m + b.shape[2]))
+    size = block_rows(n, m * (m + b.shape[2]))
+    blocks = -(-n // size)
+    partial = np.zeros((1, blocks, m, m + b.shape[2]))
     none = _NO_SCALE[char], _NO_FACTORS[char]
-    accumulate_tasks(0, 1, 1, n, True, u, v, *none, b, H)
-    sums = combined(H[0], U.dtype) if U.dtype.kind == "c" else H[0].astype(U.dtype, copy=False)
+    accumulate_tasks(0, blocks, blocks, size, True, u, v, *none, b, partial[0])
+    H = tree_sum(partial)[0]
+    sums = combined(H, U.dtype) if U.dtype.kind == "c" else H.astype(U.dtype, copy=False)
     m = len(sums)
     return np.ascontiguousarray(sums[:, :m]), sums[:, m:]
 
