@@ -16,6 +16,8 @@ from .numpy_passes import (
     writable_alias,
 )
 
+from .watch import done
+
 # Entries of U and B up to which waking a second thread takes longer than it saves.
 LARGEST = 1 << 17
 
@@ -50,6 +52,7 @@ def accumulate(U: np.ndarray, V: np.ndarray, B: np.ndarray) -> tuple[np.ndarray,
     partial = np.zeros((1, blocks, m, m + b.shape[2]))
     none = _NO_SCALE[char], _NO_FACTORS[char]
     accumulate_tasks(0, blocks, blocks, size, True, u, v, *none, b, partial[0])
+    done("accumulate", n)
     H = tree_sum(partial)[0]
     sums = combined(H, U.dtype) if U.dtype.kind == "c" else H.astype(U.dtype, copy=False)
     m = len(sums)
@@ -65,6 +68,7 @@ def update(U: np.ndarray, V: np.ndarray, Z: np.ndarray, B: np.ndarray) -> np.nda
     none = _NO_SCALE[u.dtype.char], _NO_FACTORS[u.dtype.char]
     z = real_factor(Z, U.dtype)[None, None]
     update_tasks(0, 1, 1, len(U), True, u, v, *none, z, b, _rows(Y)[None])
+    done("update", len(U))
     return Y
 
 
