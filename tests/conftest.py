@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,16 @@ from typing import Any
 import array_api_strict
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from lowrank_expm import _threads
+
+# The same examples in every CI run, so that a change lands or fails by what it changes.
+settings.register_profile("ci", derandomize=True, deadline=None)
+settings.register_profile("long", max_examples=2000, deadline=None)
+settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "default")
+)
 
 
 @dataclass(frozen=True)

@@ -257,7 +257,11 @@ def test_contract_on_drawn_problems(size, dtype, name, t, method, seed):
     rng = np.random.default_rng(seed)
     U, V = gen.MAKERS[name](rng, n, r, dtype) if n and r else gen.both_zero(rng, n, r, dtype)
     B = gen.normal(rng, (n, k), dtype)
-    Q = LowRankSkew(U, V, method=method).expm(t)
+    try:
+        Q = LowRankSkew(U, V, method=method).expm(t)
+    except ValueError:  # "gram" by name, where it is nowhere near unitary
+        assert method == "gram"
+        return
     Y = Q @ B
     assert Y.shape == B.shape
     assert Y.dtype == dtype
