@@ -278,9 +278,13 @@ def test_a_failure_leaves_no_trace(files, run, monkeypatch, existing, error, sta
     assert existing is None or Path("Y.npy").read_bytes() == existing
 
 
+# Signals as a terminal leaves them: a suite started in the background inherits some ignored.
 SLOW_APPLY = """
-import sys, time, lowrank_expm
+import signal, sys, time, lowrank_expm
 from lowrank_expm.cli import main
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 def halfway(U, V, B, t, *, method, out):
     out[:10] = 1.0
