@@ -15,7 +15,6 @@ from .numpy_passes import (
     tree_sum,
     writable_alias,
 )
-
 from .watch import done
 
 # Entries of U and B up to which waking a second thread takes longer than it saves.
