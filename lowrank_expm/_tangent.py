@@ -14,6 +14,7 @@ import numpy as np
 from . import _linear, core
 from ._array import adjoint
 from .core import spectral
+from .core.exponential import apply_j
 from .passes import Frame
 from .passes.numpy_passes import combine, project, update
 
@@ -224,12 +225,6 @@ def linearise(
     if not (s.route == "qr").all():
         s = _linear.solve(U, V, B, t, "qr", real, G, T)
     return Y, Framed.of(X, s, t, B)
-
-
-def apply_j(right: np.ndarray) -> np.ndarray:
-    """J @ right."""
-    r = right.shape[-2] // 2
-    return np.concatenate([right[..., r:, :], -right[..., :r, :]], axis=-2)
 
 
 def _project_both(F: Frame, dU: np.ndarray, dV: np.ndarray, dtype: np.dtype) -> np.ndarray:

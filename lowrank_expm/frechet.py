@@ -8,6 +8,7 @@ import numpy as np
 
 from . import _inputs
 from ._problem import direction, problem
+from ._scipy import aslinearoperator
 from ._tangent import Tangent, require_range
 
 if TYPE_CHECKING:
@@ -121,22 +122,7 @@ class LowRankFrechet:
         ValueError
             For a batch: SciPy's operators are single matrices.
         """
-        from scipy.sparse.linalg import LinearOperator
-
-        if self.ndim != 2:
-            raise ValueError(
-                f"a SciPy LinearOperator is one matrix, this is a batch of shape {self.shape}; "
-                "make one generator for each element"
-            )
-        L = self
-        return LinearOperator(
-            self.shape,
-            matvec=lambda x: L @ np.ravel(x),
-            rmatvec=lambda x: L.H @ np.ravel(x),
-            matmat=lambda X: L @ X,
-            rmatmat=lambda X: L.H @ X,
-            dtype=self.dtype,
-        )
+        return aslinearoperator(self)
 
 
 def _frechet(S: LowRankSkew, dU: Any, dV: Any, t: Any) -> LowRankFrechet:

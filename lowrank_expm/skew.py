@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from . import _inputs, _linear, core
+from .core.exponential import apply_j
 from .passes import Frame
 from .passes.basis import length
 from .passes.numpy_passes import gram, no_vectors, project, update
@@ -297,10 +298,8 @@ class LowRankSkew:
         _linear.require_finite(T, ("U", self.U), ("V", self.V), ("B", B))
         Y = np.zeros((*batch, *B.shape[-2:]), dtype)
         if frame.width:
-            r = frame.width // 2
-            Z = np.concatenate([T[..., r:, :], -T[..., :r, :]], axis=-2)
             with np.errstate(over="ignore", invalid="ignore"):
-                update(frame, Z, None, work, Y)
+                update(frame, apply_j(T), None, work, Y)
             _linear.require_range(Y, "U", "V", "B")
         return Y[..., 0] if vector else Y
 

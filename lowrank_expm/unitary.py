@@ -9,6 +9,7 @@ import numpy as np
 
 from . import _inputs, _linear
 from ._array import adjoint
+from ._scipy import aslinearoperator
 
 if TYPE_CHECKING:
     from .skew import LowRankSkew
@@ -188,22 +189,7 @@ class LowRankUnitary:
         ValueError
             For a batch: SciPy's operators are single matrices.
         """
-        from scipy.sparse.linalg import LinearOperator
-
-        if self.ndim != 2:
-            raise ValueError(
-                f"a SciPy LinearOperator is one matrix, this is a batch of shape {self.shape}; "
-                "make one generator for each element"
-            )
-        Q = self
-        return LinearOperator(
-            self.shape,
-            matvec=lambda x: Q @ np.ravel(x),
-            rmatvec=lambda x: Q.H @ np.ravel(x),
-            matmat=lambda X: Q @ X,
-            rmatmat=lambda X: Q.H @ X,
-            dtype=self.dtype,
-        )
+        return aslinearoperator(self)
 
     def logm(self) -> LowRankSkew:
         """The principal logarithm: a generator S with exp(S) = Q and angles in [−π, π].
