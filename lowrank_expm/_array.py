@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 Array = Any
+
+_PLAIN = (np.ndarray, np.generic, list, tuple, bool, int, float, complex)
+
+
+def library(a: Any) -> str | None:
+    """The name of the array library of an array; None for NumPy's and for what is no array."""
+    if isinstance(a, _PLAIN) or a is None:
+        return None
+    from array_api_compat import is_array_api_obj
+
+    if not is_array_api_obj(a):
+        return None
+    name = str(namespace(a).__name__)
+    return name.removeprefix("array_api_compat.").partition(".")[0]
+
+
+def is_foreign(*arrays: Any) -> bool:
+    """Whether any is an array of another library than NumPy."""
+    return any(library(a) is not None for a in arrays)
 
 
 def namespace(*arrays: Array) -> Any:
@@ -21,6 +42,60 @@ def namespace(*arrays: Array) -> Any:
 def is_numpy(xp: Any) -> bool:
     """Whether a namespace is NumPy's own."""
     return xp is np or getattr(xp, "__name__", "") == "array_api_compat.numpy"
+
+
+def device(a: Array) -> Any:
+    """Where an array lies."""
+    if type(a) is np.ndarray:
+        return "cpu"
+    from array_api_compat import device
+
+    return device(a)
+
+
+def is_traced(a: Array) -> bool:
+    """Whether an array may have no values to look at: inside jit, vmap, or on a meta device."""
+    name = library(a)
+    if name == "jax":
+        import jax
+
+        return isinstance(a, jax.core.Tracer)
+    if name == "torch":
+        import torch
+
+        return bool(
+            torch.compiler.is_compiling()
+            or a.device.type == "meta"
+            or torch._C._functorch.is_functorch_wrapped_tensor(a)
+        )
+    return False
+
+
+def is_on_host(a: Array) -> bool:
+    """Whether looking at an array's values waits for no device."""
+    where = device(a)
+    if library(a) == "jax":
+        return bool(where.platform == "cpu")
+    return is_numpy(namespace(a)) or getattr(where, "type", str(where)).lower().startswith("cpu")
+
+
+def to_host(a: Array) -> np.ndarray:
+    """An array's values in NumPy; waits for the device."""
+    name = library(a)
+    if name == "torch":
+        return np.asarray(a.detach().cpu())
+    if name == "cupy":
+        return np.asarray(a.get())
+    if name == "array_api_strict":
+        return np.asarray(a.to_device(namespace(a).Device("CPU_DEVICE")))
+    return np.asarray(a)
+
+
+def repeat(count: int, wanted: Array, body: Callable[[int, Array], Array], x: Array) -> Array:
+    """x after body(i, x) for i < count, where `wanted` is how many of them change anything."""
+    for i in range(count):
+        x = body(i, x)
+    return x
 
 
 def is_complex(a: Array) -> bool:
@@ -55,8 +130,6 @@ def eye(like: Array) -> Array:
     xp = namespace(like)
     if xp is np:
         return np.eye(like.shape[-1], dtype=like.dtype)
-    from array_api_compat import device
-
     return xp.eye(like.shape[-1], dtype=like.dtype, device=device(like))
 
 
@@ -74,4 +147,4 @@ def frobenius(a: Array) -> Array:
 
 def largest(a: Array) -> float:
     """The largest entry as a Python float (0 for an empty array); waits for the device."""
-    return float(namespace(a).max(a)) if a.size else 0.0
+    return float(to_host(namespace(a).max(a))) if math.prod(a.shape) else 0.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from .._array import Array, is_numpy, namespace
+from .._array import Array, device, is_numpy, namespace
 from .._threads import compiling
 from . import derivative, exponential
 from .exponential import Core
@@ -20,8 +20,11 @@ COMPILED_SINGLE = 64
 COMPILED_BATCH = 128
 
 
-def skew(G: Array | None, t: Array, W: Array | None = None) -> Core:
-    """The core of exp(t F W Fᴴ); t broadcasts against the batch and has no matrix axes."""
+def skew(G: Array | None, t: Array, W: Array | None = None, within: int | None = None) -> Core:
+    """The core of exp(t F W Fᴴ); t broadcasts against the batch and has no matrix axes.
+
+    With `within`, a bound on the squarings, no value is looked at: what needs more is NaN.
+    """
     given: Array = W if G is None else G
     xp = namespace(given)
     if given.shape[-1] == 0:
@@ -34,18 +37,21 @@ def skew(G: Array | None, t: Array, W: Array | None = None) -> Core:
 
             core = skew_cores(G, t, W)
     else:
-        core = exponential.skew_core(G, t[..., None, None], W)
-    return _finite(core)
+        core = exponential.skew_core(G, t[..., None, None], W, within)
+    return _finite(core) if within is None else core
 
 
-def general(M: Array, t: Array) -> Core:
+def general(M: Array, t: Array, within: int | None = None) -> Core:
     """The core of exp(t L Rᴴ) with M = RᴴL."""
     if M.shape[-1] == 0:
         return _empty(M, t)
-    return _finite(exponential.general_core(M, t[..., None, None]))
+    core = exponential.general_core(M, t[..., None, None], within)
+    return _finite(core) if within is None else core
 
 
-def skew_derivative(G: Array, t: Array, dG: Array) -> tuple[Array, Array]:
+def skew_derivative(
+    G: Array, t: Array, dG: Array, within: int | None = None
+) -> tuple[Array, Array]:
     """C = φ₁(tJG) tJ and its derivative in the direction dG; at −t this is the adjoint map."""
     if is_numpy(namespace(G)) and 0 < G.shape[-1] <= COMPILED_SINGLE:
         with compiling("derivative", G.dtype.char):
@@ -54,14 +60,16 @@ def skew_derivative(G: Array, t: Array, dG: Array) -> tuple[Array, Array]:
             C, dC, squarings = skew_derivatives(G, t, dG)
         if squarings >= 0:
             return C, dC
-    return derivative.skew_core_derivative(G, t[..., None, None], dG)
+    return derivative.skew_core_derivative(G, t[..., None, None], dG, within)
 
 
 def _empty(given: Array, t: Array) -> Core:
     """The core of a frame without columns."""
-    xp = namespace(given)
-    shape = xp.broadcast_arrays(t, xp.zeros(given.shape[:-2], dtype=t.dtype))[0].shape
-    return Core(xp.zeros((*shape, 0, 0), dtype=given.dtype), 3, 0, xp.zeros(shape))
+    xp, where = namespace(given), device(given)
+    zero = xp.zeros(given.shape[:-2], dtype=t.dtype, device=where)
+    shape = xp.broadcast_arrays(t, zero)[0].shape
+    C = xp.zeros((*shape, 0, 0), dtype=given.dtype, device=where)
+    return Core(C, 3, 0, xp.zeros(shape, dtype=t.dtype, device=where))
 
 
 def _finite(core: Core) -> Core:

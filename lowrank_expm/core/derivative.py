@@ -11,25 +11,28 @@ from __future__ import annotations
 
 from .._array import Array, diagonal, namespace
 from . import pade
-from .exponential import DOUBLINGS_PER_POLISH, apply_j, polish, scale_down, times_j
+from .exponential import Scaled, apply_j, polish, scale_down, times_j
 
 
-def skew_core_derivative(G: Array, t: Array, dG: Array) -> tuple[Array, Array]:
+def skew_core_derivative(
+    G: Array, t: Array, dG: Array, within: int | None = None
+) -> tuple[Array, Array]:
     """C = φ₁(tJG) tJ and its derivative in the direction dG, which may be any matrix.
 
-    `t` is real and broadcasts against the matrices.
+    `t` is real and broadcasts against the matrices; `within` bounds the squarings.
     """
     D = _lengths_evened(G)
     G = D[..., :, None] * G * D[..., None, :]
     dG = D[..., :, None] * dG * D[..., None, :]
-    A, dA = t * apply_j(G), t * apply_j(dG)
-    C, dC, squarings = _scaled_phi1(A, dA, t)
-    for i in range(squarings):
+    A = scale_down(t * apply_j(G), within)
+
+    def double(pair: tuple[Array, Array]) -> tuple[Array, Array]:
+        C, dC = pair
         GC = G @ C
-        dC = 2.0 * dC + dC @ GC + C @ (dG @ C + G @ dC)
-        C = 2.0 * C + C @ GC
-        if (i + 1) % DOUBLINGS_PER_POLISH == 0:
-            C = polish(C, G)
+        return 2.0 * C + C @ GC, 2.0 * dC + dC @ GC + C @ (dG @ C + G @ dC)
+
+    pair = _scaled_phi1(A, t * apply_j(dG), t)
+    C, dC = A.doubled(pair, double, lambda pair: (polish(pair[0], G), pair[1]))
     C = polish(C, G)
     scale = D[..., :, None] * D[..., None, :]
     return scale * C, scale * dC
@@ -50,18 +53,18 @@ def _lengths_evened(G: Array) -> Array:
     return xp.concat([c, 1.0 / c], axis=-1)
 
 
-def _scaled_phi1(A: Array, dA: Array, t: Array) -> tuple[Array, Array, int]:
-    """φ₁(A/2ˢ) tJ/2ˢ, its derivative, and s."""
-    A, powers, order, squarings = scale_down(A)
-    dA = 0.5**squarings * dA
+def _scaled_phi1(s: Scaled, dA: Array, t: Array) -> tuple[Array, Array]:
+    """φ₁(A/2ˢ) tJ/2ˢ and its derivative."""
+    A, powers, order = s.A, s.powers, s.order
+    dA = s.half() * dA
     dpowers = _power_derivatives(A, dA, powers)
     P, V = pade.numerator_parts(powers, order)
     dP, dV = pade.numerator_derivatives(powers, dpowers, order)
     solve = namespace(A).linalg.solve
-    left, half = V - A @ P, 0.5 ** (squarings - 1) * t
+    left, half = V - A @ P, s.half(1) * t
     C = solve(left, half * times_j(P))
     dC = solve(left, half * times_j(dP) - (dV - dA @ P - A @ dP) @ C)
-    return C, dC, squarings
+    return C, dC
 
 
 def _power_derivatives(A: Array, dA: Array, powers: list[Array]) -> list[Array]:

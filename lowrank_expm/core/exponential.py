@@ -4,13 +4,18 @@ C depends on the long axis only through the Gram matrix G = FᴴF:
 C = φ₁(tWG) tW, built by scaling, a Padé approximant, and the doubling C ← 2C + C G C, which is
 the square of I + F C Fᴴ. A polish (one Newton–Schulz step towards the nearest unitary, in m × m
 arithmetic) keeps rounding from growing with the number of doublings.
+
+The number of doublings follows from the values. Where nobody may look at these, because they lie
+on a device or are traced, a bound on it is given instead: every element then takes the highest
+order and its own number of doublings, up to the bound, and is NaN beyond.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from .._array import Array, adjoint, diagonal, eps, eye, largest, namespace, one_norm
+from .._array import Array, adjoint, diagonal, eps, eye, largest, namespace, one_norm, repeat
 from . import pade
 from .certificate import defect_bound
 from .selection import PLAIN, select, table
@@ -24,7 +29,7 @@ class Core(NamedTuple):
 
     C: Array
     order: int
-    squarings: int
+    squarings: Any
     bound: Array
 
 
@@ -57,11 +62,12 @@ def balance(G: Array) -> Array:
     return xp.concat([xp.where(live, c, zero), xp.where(live, 1.0 / c, zero)], axis=-1)
 
 
-def skew_core(G: Array | None, t: Array, W: Array | None = None) -> Core:
+def skew_core(G: Array | None, t: Array, W: Array | None = None, within: int | None = None) -> Core:
     """The core of exp(t F W Fᴴ), W skew-Hermitian (None: J) and G Hermitian (None: identity).
 
     `t` is real and broadcasts against the matrices. The batch shares one order and one number of
-    squarings: in this form a small element loses nothing by it.
+    squarings: in this form a small element loses nothing by it. With `within`, a bound on the
+    squarings, no value is looked at.
     """
     if W is None:
         assert G is not None
@@ -72,53 +78,124 @@ def skew_core(G: Array | None, t: Array, W: Array | None = None) -> Core:
         D = None
         right = t * W
         A = right if G is None else right @ G
-    C, order, squarings = _scaled_phi1(A, right, t)
-    C = _double(C, G, squarings)
+    A = scale_down(A, within)
+    C = _double(_scaled_phi1(A, right, t), G, A)
     bound = defect_bound(C, G)
     if D is not None:
         C = D[..., :, None] * C * D[..., None, :]
-    return Core(C, order, squarings, bound)
+    return Core(C, A.order, A.squarings, bound)
 
 
-def general_core(M: Array, t: Array) -> Core:
+def general_core(M: Array, t: Array, within: int | None = None) -> Core:
     """The core of exp(t L Rᴴ) = I + L C Rᴴ, where M = RᴴL is any square matrix."""
     xp = namespace(M)
-    A = t * M
-    C, order, squarings = _scaled_phi1(A, t * eye(M), t)
-    for _ in range(squarings):
-        C = 2.0 * C + C @ (M @ C)
-    return Core(C, order, squarings, xp.full_like(one_norm(A), xp.nan))
+    A = scale_down(t * M, within)
+    C = A.doubled(_scaled_phi1(A, t * eye(M), t), lambda C: 2.0 * C + C @ (M @ C))
+    return Core(C, A.order, A.squarings, xp.full_like(one_norm(A.A), xp.nan))
 
 
 class Scaled(NamedTuple):
-    """A/2ˢ with the even powers that its Padé approximant needs."""
+    """A/2ˢ with the even powers that its Padé approximant needs.
+
+    Without a bound on them the squarings are one number; with one, an array of whole numbers.
+    """
 
     A: Array
     powers: list[Array]
     order: int
-    squarings: int
+    squarings: Any
+    within: int | None
+
+    def half(self, steps: int = 0) -> Any:
+        """2^(steps − s), to multiply matrices by."""
+        if self.within is None:
+            return 0.5 ** (self.squarings - steps)
+        return _half_power(self._bounded() - steps)[..., None, None]
+
+    def doubled(
+        self, C: Any, double: Callable[[Any], Any], polish: Callable[[Any], Any] = lambda C: C
+    ) -> Any:
+        """C doubled s times and polished in between; NaN where s is beyond the bound."""
+        count = self.squarings if self.within is None else self.within
+        for start in range(0, count, DOUBLINGS_PER_POLISH):
+            C = polish(C) if start else C
+            C = self._steps(start, min(start + DOUBLINGS_PER_POLISH, count), double, C)
+        return C if self.within is None else _map(lambda a: a + self._nan_beyond(), C)
+
+    def _steps(self, start: int, stop: int, double: Callable[[Any], Any], C: Any) -> Any:
+        """Doublings start to stop, for the elements that want them."""
+        if self.within is None:
+            for _ in range(start, stop):
+                C = double(C)
+            return C
+        xp, s = namespace(self.A), self.squarings[..., None, None]
+
+        def step(i: Any, C: Any) -> Any:
+            return _map(lambda new, old: xp.where(start + i < s, new, old), double(C), C)
+
+        return repeat(stop - start, self._bounded() - start, step, C)
+
+    def _bounded(self) -> Array:
+        """The squarings, as many as the bound admits."""
+        assert self.within is not None
+        xp, s = namespace(self.A), self.squarings
+        return xp.where(s <= self.within, s, xp.full_like(s, float(self.within)))
+
+    def _nan_beyond(self) -> Array:
+        """NaN for elements that need more squarings than the bound, else zero."""
+        xp, s = namespace(self.A), self.squarings
+        nan = xp.full_like(s, xp.nan)
+        return xp.where(s <= self.within, xp.zeros_like(s), nan)[..., None, None]
 
 
-def scale_down(A: Array) -> Scaled:
-    """Choose order and squarings, one for the whole batch, and scale."""
+def _map(f: Callable[..., Any], *operands: Any) -> Any:
+    """f of arrays, or of tuples of them one by one."""
+    if isinstance(operands[0], tuple):
+        return tuple(f(*parts) for parts in zip(*operands, strict=True))
+    return f(*operands)
+
+
+def _half_power(s: Array) -> Array:
+    """2⁻ˢ for an array of whole numbers."""
+    return namespace(s).pow(0.5 * namespace(s).ones_like(s), s)
+
+
+def scale_down(A: Array, within: int | None = None) -> Scaled:
+    """Choose order and squarings, one for the whole batch or within a bound, and scale."""
     orders, thetas = table(eps(A))
     unit, size = _unit_scaled(A)
+    if within is not None:
+        return _scale_blindly(unit, size, orders[-1], thetas, within)
     powers, alpha = _powers(unit, size, thetas)
     order, squarings = select(largest(alpha), orders, thetas)
     scale = (size * 0.5 ** max(squarings, 0))[..., None, None]
     powers = [p * scale ** (2 * i + 2) for i, p in enumerate(powers)]
     while len(powers) < pade.POWERS[order]:
         powers.append(powers[-1] @ powers[0])
-    return Scaled(unit * scale, powers[: pade.POWERS[order]], order, squarings)
+    return Scaled(unit * scale, powers[: pade.POWERS[order]], order, squarings, None)
 
 
-def _scaled_phi1(A: Array, right: Array | None, t: Array) -> tuple[Array, int, int]:
-    """φ₁(A/2ˢ) right/2ˢ with the order and s; `right` None means tJ."""
-    A, powers, order, squarings = scale_down(A)
-    P, V = pade.numerator_parts(powers, order)
-    half = 0.5 ** (squarings - 1)
+def _scale_blindly(
+    unit: Array, size: Array, order: int, thetas: tuple[float, ...], within: int
+) -> Scaled:
+    """The highest order and, element by element, the squarings that it needs."""
+    xp = namespace(unit)
+    A2, A4, A6 = _three_powers(unit)
+    alpha = _sharp(one_norm(unit) * size, A4, A6, size, thetas)
+    s = xp.ceil(xp.log2(xp.where(alpha > thetas[-1], alpha / thetas[-1], xp.ones_like(alpha))))
+    s = xp.where(xp.isfinite(alpha), s, xp.full_like(s, xp.inf))
+    scaled = Scaled(unit, [A2, A4, A6], order, s, within)
+    scale = size[..., None, None] * scaled.half()
+    powers = [p * scale ** (2 * i + 2) for i, p in enumerate(scaled.powers)]
+    return scaled._replace(A=unit * scale, powers=powers)
+
+
+def _scaled_phi1(s: Scaled, right: Array | None, t: Array) -> Array:
+    """φ₁(A/2ˢ) right/2ˢ; `right` None means tJ."""
+    P, V = pade.numerator_parts(s.powers, s.order)
+    half = s.half(1)
     right = (half * t) * times_j(P) if right is None else P @ (half * right)
-    return namespace(A).linalg.solve(V - A @ P, right), order, squarings
+    return namespace(s.A).linalg.solve(V - s.A @ P, right)
 
 
 def _unit_scaled(A: Array) -> tuple[Array, Array]:
@@ -139,25 +216,35 @@ def _powers(unit: Array, size: Array, thetas: tuple[float, ...]) -> tuple[list[A
     ‖A⁴‖^¼ and ‖A⁶‖^⅙ see the eigenvalues, where the plain norm sees the basis: without them a
     nearly parallel pair is scaled far too often (Al-Mohy and Higham 2009, doi:10.1137/09074721X).
     """
-    xp = namespace(unit)
     norm = one_norm(unit) * size
     A2 = unit @ unit
     if largest(norm) <= thetas[PLAIN - 1]:
         return [A2], norm
+    _, A4, A6 = powers = _three_powers(unit, A2)
+    return powers, _sharp(norm, A4, A6, size, thetas)
+
+
+def _three_powers(unit: Array, A2: Array | None = None) -> list[Array]:
+    """A², A⁴ and A⁶."""
+    A2 = unit @ unit if A2 is None else A2
     A4 = A2 @ A2
-    A6 = A4 @ A2
+    return [A2, A4, A4 @ A2]
+
+
+def _sharp(norm: Array, A4: Array, A6: Array, size: Array, thetas: tuple[float, ...]) -> Array:
+    """The α of `_powers` from the norm, and powers of the unit-scaled matrix."""
+    xp = namespace(norm)
     sharp = xp.maximum(one_norm(A4) ** (1 / 4), one_norm(A6) ** (1 / 6)) * size
-    return [A2, A4, A6], xp.where(norm <= thetas[PLAIN - 1], norm, xp.minimum(norm, sharp))
+    return xp.where(norm <= thetas[PLAIN - 1], norm, xp.minimum(norm, sharp))
 
 
-def _double(C: Array, G: Array | None, squarings: int) -> Array:
-    """s doublings of a unitary core, polished on the way and at the end."""
-    for i in range(squarings):
-        GC = C if G is None else G @ C
-        C = 2.0 * C + C @ GC
-        if (i + 1) % DOUBLINGS_PER_POLISH == 0 and i + 1 < squarings:
-            C = polish(C, G)
-    return polish(C, G)
+def _double(C: Array, G: Array | None, A: Scaled) -> Array:
+    """The doublings of a unitary core, polished on the way and at the end."""
+
+    def double(C: Array) -> Array:
+        return 2.0 * C + C @ (C if G is None else G @ C)
+
+    return polish(A.doubled(C, double, lambda C: polish(C, G)), G)
 
 
 def polish(C: Array, G: Array | None) -> Array:
