@@ -43,8 +43,13 @@ def _refuse_foreign(name: str, a: Any) -> None:
 def factors(first: tuple[str, Any], second: tuple[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """Two tall factors (…, n, r), equal in their last two axes; vectors become one column."""
     (name_u, U), (name_v, V) = first, second
-    U, V = array(name_u, U), array(name_v, V)
-    given = U.shape, V.shape
+    return paired((name_u, array(name_u, U)), (name_v, array(name_v, V)))
+
+
+def paired(first: tuple[str, Any], second: tuple[str, Any]) -> tuple[Any, Any]:
+    """The same for arrays of any library."""
+    (name_u, U), (name_v, V) = first, second
+    given = tuple(U.shape), tuple(V.shape)
     if U.ndim == 1 and V.ndim == 1:
         U, V = U[:, None], V[:, None]
     if U.ndim < 2 or V.ndim < 2 or U.shape[-2:] != V.shape[-2:]:
@@ -52,13 +57,13 @@ def factors(first: tuple[str, Any], second: tuple[str, Any]) -> tuple[np.ndarray
             f"{name_u} has shape {given[0]} and {name_v} has shape {given[1]}; "
             "both must be (n,) or (…, n, r) with the same n and r"
         )
-    batch(f"{name_u} of shape {U.shape} and {name_v} of shape {V.shape}", U, V)
+    batch(f"{name_u} of shape {tuple(U.shape)} and {name_v} of shape {tuple(V.shape)}", U, V)
     return U, V
 
 
 def batch(what: str, *arrays: np.ndarray) -> Shape:
     """The broadcast batch shape of matrices."""
-    shapes = [a.shape[:-2] for a in arrays]
+    shapes = [tuple(a.shape[:-2]) for a in arrays]
     if all(s == shapes[0] for s in shapes):
         return shapes[0]
     try:
@@ -69,12 +74,16 @@ def batch(what: str, *arrays: np.ndarray) -> Shape:
 
 def vectors(B: Any, n: int) -> tuple[np.ndarray, bool]:
     """B as (…, n, k), and whether it was one vector (n,)."""
-    B = array("B", B)
+    return columns(array("B", B), n)
+
+
+def columns(B: Any, n: int) -> tuple[Any, bool]:
+    """The same for an array of any library."""
     vector = B.ndim == 1
     if vector:
         B = B[:, None]
     if B.ndim < 2 or B.shape[-2] != n:
-        shape = B.shape[:1] if vector else B.shape
+        shape = tuple(B.shape[:1] if vector else B.shape)
         raise ValueError(f"B has shape {shape}; with n = {n} it must be ({n},) or (…, {n}, k)")
     return B, vector
 

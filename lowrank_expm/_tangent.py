@@ -7,16 +7,16 @@ arrays of its caller.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import _linear, core
-from ._array import adjoint
+from ._array import adjoint, eye, is_complex, library, namespace
 from .core import spectral
 from .core.exponential import apply_j
-from .passes import Frame
-from .passes.numpy_passes import combine, project, update
+from .passes import Frame, passes_for
+from .passes.portable_passes import beside
 
 Bars = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
@@ -47,13 +47,14 @@ class Tangent(NamedTuple):
         dtype = self.N.dtype
         T = project(self.F, B, dtype)
         Z = self.N @ T + self.R @ project(self.moved, B, dtype)
-        Y = np.empty((*Z.shape[:-2], *B.shape[-2:]), Z.dtype)
-        update(self.F, Z, None, dtype, Y)
+        Y = update(self.F, Z, None, dtype)
         return update(self.moved, self.P @ T, Y, dtype, Y)
 
 
 class Gram(NamedTuple):
     """F = X with Gram matrix G and T = XᴴB, where G can be trusted.
+
+    `within` bounds the squarings where no value may be looked at.
 
     C is a function of G, P = R = C and N = dC. In reverse, with P = XᴴȲ, Z = C T and T̄ = CᴴP:
     B̄ = Ȳ + X T̄ and X̄ = Ȳ Zᴴ + B T̄ᴴ + X (Ḡ + Ḡᴴ), where Ḡ, the adjoint of G ↦ C applied to
@@ -65,11 +66,12 @@ class Gram(NamedTuple):
     T: np.ndarray
     t: np.ndarray
     B: np.ndarray
+    within: int | None = None
 
     def tangent(self, dU: np.ndarray, dV: np.ndarray) -> Tangent:
         """L in a direction."""
         inner = _project_both(self.X, dU, dV, self.G.dtype)
-        C, dC = core.skew_derivative(self.G, self.t, inner + adjoint(inner))
+        C, dC = core.skew_derivative(self.G, self.t, inner + adjoint(inner), self.within)
         return Tangent(Frame((dU, dV)), self.X, C, dC, C)
 
     def jvp(self, dU: np.ndarray, dV: np.ndarray, dB: np.ndarray, dt: np.ndarray) -> np.ndarray:
@@ -83,11 +85,13 @@ class Gram(NamedTuple):
         """The cotangents of U, V, B and t."""
         dtype, T = self.G.dtype, self.T
         P = project(self.X, Ybar, dtype)
-        back, Gbar = core.skew_derivative(self.G, -self.t, P @ adjoint(T))
+        back, Gbar = core.skew_derivative(self.G, -self.t, P @ adjoint(T), self.within)
         Z, Tbar = adjoint(back) @ T, back @ P
         require_range(Gbar, Z, Tbar)
         tbar = _inner(P, apply_j(T + self.G @ Z))
-        bars = combine(self.X, Ybar, self.B, Gbar + adjoint(Gbar), Z, Tbar, dtype)
+        bars = passes_for(self.T).combine(
+            self.X, Ybar, self.B, Gbar + adjoint(Gbar), Z, Tbar, dtype
+        )
         return *bars, tbar
 
 
@@ -148,11 +152,11 @@ class Framed(NamedTuple):
         E = spectral.exp_derivative(self.spectrum, -t, t * P @ adjoint(b))
         D = (E - adjoint(E)) @ adjoint(JRh) - P @ adjoint(Z) - b @ adjoint(Tbar)
         require_range(D, Z, Tbar)
-        U, V, _ = combine(self.X, Ybar, self.B, 0 * (JRh @ D), Z, Tbar, dtype)
-        for bar, K in zip((U, V), np.split(self.root @ D, 2, axis=-1), strict=True):
-            update(self.F, np.ascontiguousarray(K), bar, dtype, bar)
-        B = np.empty((*P.shape[:-2], *Ybar.shape[-2:]), np.result_type(dtype, P))
-        update(self.F, self.root @ (self._turn(-t) @ P), Ybar, dtype, B)
+        U, V, _ = passes_for(b).combine(self.X, Ybar, self.B, 0 * (JRh @ D), Z, Tbar, dtype)
+        K, r = self.root @ D, U.shape[-1]
+        U = update(self.F, K[..., :r], U, dtype, U)
+        V = update(self.F, K[..., r:], V, dtype, V)
+        B = update(self.F, self.root @ (self._turn(-t) @ P), Ybar, dtype)
         return U, V, B, _inner(P, spectral.generator_exp(self.spectrum, t) @ b)
 
     def _inside(self, T: np.ndarray) -> np.ndarray:
@@ -162,7 +166,7 @@ class Framed(NamedTuple):
     def _turn(self, t: np.ndarray) -> np.ndarray:
         """exp(tK) − I."""
         values = spectral.exp(self.spectrum, t)
-        return values - np.eye(values.shape[-1], dtype=values.dtype)
+        return values - eye(values)
 
 
 class Direct(NamedTuple):
@@ -184,7 +188,7 @@ class Direct(NamedTuple):
         """L in a direction."""
         M = dU @ adjoint(self.V) + self.U @ adjoint(dV)
         N = spectral.exp_derivative(self.spectrum, self.t, self.t * (M - adjoint(M)))
-        return Tangent(None, None, N, N.astype(self.U.dtype, copy=False), N)
+        return Tangent(None, None, N, N, N)
 
     def jvp(self, dU: np.ndarray, dV: np.ndarray, dB: np.ndarray, dt: np.ndarray) -> np.ndarray:
         """The derivative of exp(tS)B."""
@@ -227,11 +231,25 @@ def linearise(
     return Y, Framed.of(X, s, t, B)
 
 
-def _project_both(F: Frame, dU: np.ndarray, dV: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def project(F: Frame, B: np.ndarray, dtype: Any) -> np.ndarray:
+    """FᴴB, by the library that holds F."""
+    return passes_for(F.columns[0]).project(F, B, dtype)
+
+
+def update(
+    F: Frame, Z: np.ndarray, B: np.ndarray | None, dtype: Any, out: np.ndarray | None = None
+) -> np.ndarray:
+    """B + F Z, in `out` where that is given and can be."""
+    if out is None and library(Z) is None:
+        kind = np.result_type(dtype, Z)
+        out = np.empty((*Z.shape[:-2], F.rows, Z.shape[-1]), kind)
+        Z = np.ascontiguousarray(Z)
+    return passes_for(F.columns[0]).update(F, Z, B, dtype, out)
+
+
+def _project_both(F: Frame, dU: np.ndarray, dV: np.ndarray, dtype: Any) -> np.ndarray:
     """FᴴdX."""
-    parts = [project(F, d, dtype) for d in (dU, dV)]
-    batch = np.broadcast_shapes(*(a.shape[:-2] for a in parts))
-    return np.concatenate([np.broadcast_to(a, batch + a.shape[-2:]) for a in parts], axis=-1)
+    return beside(*(project(F, d, dtype) for d in (dU, dV)))
 
 
 def _moved(L: Tangent, B: np.ndarray, T: np.ndarray, Z: np.ndarray, dB: np.ndarray) -> np.ndarray:
@@ -241,20 +259,20 @@ def _moved(L: Tangent, B: np.ndarray, T: np.ndarray, Z: np.ndarray, dB: np.ndarr
     dtype = L.N.dtype
     Z = Z + L.N @ T + L.R @ project(L.moved, B, dtype)
     require_range(Z, L.P)
-    dY = np.empty((*Z.shape[:-2], *B.shape[-2:]), Z.dtype)
-    update(L.F, Z, dB, dtype, dY)
+    dY = update(L.F, Z, dB, dtype)
     return update(L.moved, L.P @ T, dY, dtype, dY)
 
 
 def require_range(*arrays: np.ndarray) -> None:
-    """Raise where the small matrices of a derivative have overflowed."""
-    if not all(np.isfinite(a).all() for a in arrays):
+    """Raise where the small matrices of a derivative have overflowed; NumPy only."""
+    if library(arrays[0]) is None and not all(np.isfinite(a).all() for a in arrays):
         raise ValueError("the derivative overflows; scale its direction or cotangent down")
 
 
 def _inner(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Re ⟨a, b⟩ over the whole batch."""
-    return np.real(np.conj(a) * b).sum()
+    xp = namespace(a)
+    return xp.sum(xp.real(xp.conj(a) * b) if is_complex(a) else a * b)
 
 
 def _triangular(frame: Frame) -> np.ndarray:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from . import _inputs, _linear, core
+from ._array import is_foreign
 from .core.exponential import apply_j
 from .passes import Frame
 from .passes.basis import length
@@ -84,6 +85,10 @@ def skew_expm_multiply(
         Y = _linear.solve_plain(U, V, B, t)
         if Y is not None:
             return Y
+    if is_foreign(U, V, B, t):
+        from ._portable import multiply
+
+        return multiply(U, V, B, t, method, out)
     U, V = _inputs.factors(("U", U), ("V", V))
     return _multiply(U, V, B, t, method, out, None)
 
@@ -169,6 +174,10 @@ def expm_multiply(L: Any, R: Any, B: Any, t: Any = 1.0, *, out: Any = None) -> n
     >>> expm_multiply(one, one, np.array([1.0, 5.0]), np.log(3.0)).round(12)
     array([3., 5.])
     """
+    if is_foreign(L, R, B, t):
+        from ._portable import general_multiply
+
+        return general_multiply(L, R, B, t, out)
     L, R = _inputs.factors(("L", L), ("R", R))
     n = L.shape[-2]
     times = _inputs.times(t, real=False)

@@ -1,0 +1,277 @@
+"""exp(t(U Vᴴ − V Uᴴ)) B on arrays of other libraries: the same passes, core and routes as for
+NumPy, in array-API operations, with one look at the values at most.
+
+Where values may be looked at freely (a library on the CPU) the core takes the order and the
+squarings that it needs. On a device the route "auto" works within a bound on the squarings and
+then looks once, at its certificate and all that can go wrong; what does not pass is done again
+by "qr". The route "gram" by name never looks: it works within a larger bound, beyond which, as
+for values that are not finite, the result is NaN. So does "auto" under tracing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from . import core
+from ._array import (
+    Array,
+    adjoint,
+    diagonal,
+    eps,
+    eye,
+    is_complex,
+    library,
+    namespace,
+    to_host,
+)
+from ._foreign import Arguments, arguments, require_finite, size
+from ._tangent import Direct, Framed, Gram, Linearised
+from .core import spectral
+from .core.exponential import Core, apply_j
+from .passes import Frame, passes_for
+
+# Bounds on the squarings: where nothing is looked at, and where one look decides afterwards.
+STATIC = 16
+SPECULATIVE = 4
+# The certificate beyond which "auto" goes by "qr", in units of √m u.
+TRUST = 64.0
+
+
+class Solved(NamedTuple):
+    """A solved exponential I + F C Fᴴ with T = FᴴB; `R` gives X = F R where F is not X itself."""
+
+    frame: Frame | None
+    G: Array | None
+    T: Array
+    core: Core
+    route: str
+    R: Array | None
+    within: int | None
+
+
+def multiply(U: Any, V: Any, B: Any, t: Any, method: str, out: Any = None) -> Any:
+    """exp(t(U Vᴴ − V Uᴴ)) B."""
+    a = arguments(U, V, B, t)
+    Y = a.unfold(forward(a, method))
+    return Y if out is None else written(out, Y)
+
+
+def forward(a: Arguments, method: str) -> Array:
+    """The same for checked arguments, folded."""
+    if not size(a.shape) or not a.U.shape[-1]:
+        return unchanged(a)
+    s = solve(a, method)
+    return applied(s, s.core.C, s.T, a.B, a.t.ndim)
+
+
+def unchanged(a: Arguments) -> Array:
+    """B in the shape of the result."""
+    xp, k = namespace(a.U), a.B.shape[-1]
+    return xp.broadcast_to(a.B, (*a.shape[:-1], k)) + xp.zeros((), dtype=a.B.dtype)
+
+
+def applied(s: Solved, C: Array, T: Array, B: Array, grid: int = 0) -> Array:
+    """(I + F C Fᴴ) B with T = FᴴB; `grid` leading axes of C are a grid."""
+    C = spread(C, grid, max(T.ndim, B.ndim))
+    if s.frame is None:
+        return B + C @ B
+    return passes_for(B).update(s.frame, C @ T, B)
+
+
+def spread(C: Array, grid: int, ndim: int) -> Array:
+    """Cores of a grid with axes enough for a batch of `ndim` − 2 axes behind the grid's."""
+    missing = ndim - (C.ndim - grid)
+    if grid and missing > 0:
+        return namespace(C).reshape(C, (*C.shape[:grid], *(1,) * missing, *C.shape[grid:]))
+    return C
+
+
+def written(out: Any, Y: Array) -> Array:
+    """`out` with a result in it, where the library lets one write."""
+    if library(out) != library(Y) or library(Y) not in ("torch", "cupy", "array_api_strict"):
+        raise TypeError("out must be an array of the same library, and one that can be written to")
+    if tuple(out.shape) != tuple(Y.shape) or out.dtype != Y.dtype:
+        raise ValueError(
+            f"out has shape {tuple(out.shape)} and dtype {out.dtype}; "
+            f"the result has shape {tuple(Y.shape)} and dtype {Y.dtype}"
+        )
+    out[...] = Y
+    return out
+
+
+def solve(a: Arguments, method: str) -> Solved:
+    """The exponential by the route that the method, or the certificate, asks for."""
+    n, r = a.U.shape[-2:]
+    blind = a.blind or method == "gram"
+    if method == "direct" or (n <= 2 * r and method != "gram"):
+        return _looked_at(a, _by_direct(a, _within(a, blind)), blind)
+    if method == "qr":
+        return _looked_at(a, _by_qr(a, _within(a, blind)), blind)
+    within = _within(a, blind)
+    G, T = passes_for(a.B).accumulate(Frame((a.U, a.V)), a.B)
+    s = Solved(Frame((a.U, a.V)), G, T, _core(G, a.t, None, within), "gram", None, within)
+    return _looked_at(a, s, blind)
+
+
+def _within(a: Arguments, blind: bool) -> int | None:
+    """The bound on the squarings to work within."""
+    if blind:
+        return STATIC
+    return None if a.on_host else SPECULATIVE
+
+
+def _core(G: Array | None, t: Array, W: Array | None, within: int | None) -> Core:
+    """The core, with a grid's axis in front of the batch's."""
+    ndim = (W if G is None else G).ndim - 2  # type: ignore[union-attr]
+    if t.ndim:
+        t = namespace(t).reshape(t, (*t.shape, *(1,) * ndim))
+    return core.skew(G, t, W, within)
+
+
+def _looked_at(a: Arguments, s: Solved, blind: bool) -> Solved:
+    """A solution that passed its examination, or else another one by "qr"."""
+    if blind or not size(s.core.C.shape):
+        return s
+    passed, finite, squarings = _examined(a, s)
+    if passed:
+        return s
+    if not finite:
+        require_finite(U=a.U, V=a.V, B=a.B, t=a.t)
+    again = _by_direct if s.route == "direct" else _by_qr
+    s = again(a, None if s.within is None else _enough(squarings, a))
+    if not (finite or _examined(a, s)[0]):
+        raise ValueError("the result overflows; scale t, U, V or B down, or use a wider dtype")
+    return s
+
+
+def _enough(squarings: float, a: Arguments) -> int:
+    """A bound for RJRᴴ from what JG needed: its 1-norm is at most √m times its 2-norm."""
+    known = squarings if math.isfinite(squarings) else float(STATIC)
+    return int(known) + math.ceil(0.5 * math.log2(2 * a.U.shape[-1])) + 1
+
+
+def _examined(a: Arguments, s: Solved) -> tuple[bool, bool, float]:
+    """Whether a solution is certified, whether all is finite, and the squarings: one look."""
+    xp, m = namespace(s.T), s.core.C.shape[-1]
+    finite = xp.all(xp.isfinite(s.core.C)) & xp.all(xp.isfinite(a.t))
+    passed = xp.all(s.core.bound <= TRUST * math.sqrt(m) * eps(s.T) / 2)
+    longest = 1.0
+    if s.G is not None:
+        d = diagonal(s.G)
+        longest = xp.sqrt(xp.max(d))
+        passed = passed & _squares_fit(d, a.t)
+        finite = finite & xp.all(xp.isfinite(s.G))
+    if size(s.T.shape):
+        finite = finite & xp.all(xp.isfinite(s.T))
+        reach = xp.max(xp.abs(s.core.C)) * xp.max(xp.abs(s.T)) * longest
+        finite = finite & (reach * float(m * m) < float(xp.finfo(s.T.dtype).max) / 1024)
+    squarings = s.core.squarings
+    if s.within is None:
+        return bool(to_host(passed & finite)), bool(to_host(finite)), float(squarings)
+    flags = [xp.astype(flag, a.t.dtype) for flag in (passed & finite, finite)]
+    values = to_host(xp.stack([*flags, xp.max(squarings)]))
+    return bool(values[0]), bool(values[1]), float(values[2])
+
+
+def _squares_fit(d: Array, t: Array) -> Array:
+    """Whether the squared column lengths are not huge, and small only where harmless."""
+    xp = namespace(d)
+    info = xp.finfo(d.dtype)
+    top, digits = math.log2(float(info.max)), -math.log2(float(info.eps))
+    high, low = 2.0 ** (0.75 * top), 2.0 ** (-0.75 * top)
+    largest = xp.max(d)
+    reach = xp.max(xp.abs(t))
+    harmless = (largest + 2.0 ** (-top)) * reach * reach <= 2.0 ** (0.75 * top - 2 * digits - 14)
+    return (largest < high) & ((xp.min(d) > low) | harmless)
+
+
+def _by_direct(a: Arguments, within: int | None) -> Solved:
+    """The route without a frame."""
+    M = a.U @ adjoint(a.V)
+    return Solved(None, None, a.B, _core(None, a.t, M - adjoint(M), within), "direct", None, within)
+
+
+def _by_qr(a: Arguments, within: int | None) -> Solved:
+    """The route through an orthonormal basis of balanced columns."""
+    xp = namespace(a.U)
+    U, V = balanced(a.U, a.V)
+    Q, R = xp.linalg.qr(passes_for(U).beside(U, V))
+    W = skew_of(R)
+    T = adjoint(Q) @ a.B
+    return Solved(Frame((Q,)), None, T, _core(None, a.t, W, within), "qr", R, within)
+
+
+def skew_of(R: Array) -> Array:
+    """R J Rᴴ."""
+    r = R.shape[-1] // 2
+    M = R[..., :r] @ adjoint(R[..., r:])
+    return M - adjoint(M)
+
+
+def balanced(U: Array, V: Array) -> tuple[Array, Array]:
+    """U and V with the columns of each pair scaled by powers of two to one size."""
+    xp = namespace(U)
+    scales = scale_of(U, V)
+    return tuple(a * xp.astype(c, a.dtype) for a, c in zip((U, V), scales, strict=True))
+
+
+def scale_of(U: Array, V: Array) -> tuple[Array, Array]:
+    """Powers of two c and 1/c, (…, 1, r), that bring the columns of U c and V/c to one size."""
+    xp = namespace(U)
+    u, v = (xp.max(xp.abs(a), axis=-2, keepdims=True) for a in (U, V))
+    one = xp.ones_like(u + v)
+    live = (u > 0) & (v > 0)
+    gap = xp.log2(xp.where(live, v, one)) - xp.log2(xp.where(live, u, one))
+    c = xp.pow(2.0 * one, xp.round(0.5 * gap))
+    return c, 1.0 / c
+
+
+def linearise(a: Arguments, t: Array) -> tuple[Array, Linearised]:
+    """exp(tS)B for one t, folded, and its derivatives by the same route."""
+    s = solve(a._replace(t=t), "auto")
+    Y = applied(s, s.core.C, s.T, a.B)
+    if s.route == "direct":
+        return Y, Direct.of(a.U, a.V, t, a.B)
+    X = Frame((a.U, a.V))
+    if s.route == "gram":
+        assert s.G is not None
+        return Y, Gram(X, s.G, s.T, t, a.B, s.within)
+    assert s.R is not None
+    assert s.frame is not None
+    R = s.R / passes_for(a.U).beside(*scale_of(a.U, a.V))
+    spectrum = spectral.spectrum(skew_of(s.R))
+    return Y, Framed(X, s.frame, eye(R), apply_j(adjoint(R)), spectrum, s.T, t, a.B)
+
+
+def general_multiply(L: Any, R: Any, B: Any, t: Any, out: Any = None) -> Any:
+    """exp(t L Rᴴ) B."""
+    a = arguments(L, R, B, t, names=("L", "R"), real_t=False)
+    L, R, B, t = a.U, a.V, a.B, a.t
+    xp = namespace(L)
+    if not size(a.shape) or not L.shape[-1]:
+        return a.unfold(unchanged(a))
+    M = adjoint(R) @ L
+    if is_complex(t) and not is_complex(M):
+        M = xp.astype(M, t.dtype)
+    if t.ndim:
+        t = xp.reshape(t, (*t.shape, *(1,) * (M.ndim - 2)))
+    within = None if a.on_host and not a.blind else STATIC
+    c = core.general(M, t, within)
+    C = spread(c.C, a.t.ndim, max(L.ndim, R.ndim, B.ndim))
+    if is_complex(C) and not is_complex(B):
+        L, R, B = (xp.astype(x, C.dtype) for x in (L, R, B))
+    Y = B + L @ (C @ (adjoint(R) @ B))
+    if not a.blind:
+        _require_range(a, Y)
+    Y = a.unfold(Y)
+    return Y if out is None else written(out, Y)
+
+
+def _require_range(a: Arguments, Y: Array) -> None:
+    """Raise, with the reason, unless a result is finite: one look."""
+    xp = namespace(Y)
+    if bool(to_host(xp.all(xp.isfinite(Y)))):
+        return
+    require_finite(L=a.U, R=a.V, B=a.B, t=a.t)
+    raise ValueError("exp(t L Rᴴ) B overflows; scale t, L or R down")
