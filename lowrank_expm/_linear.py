@@ -11,7 +11,7 @@ import numpy as np
 
 from . import _inputs, core
 from ._threads import compiling
-from .core.certificate import ERROR_FACTOR
+from .core import certificate
 from .passes import Frame, plain
 from .passes.basis import balanced, cholesky, first_nonfinite, length, robust_basis
 from .passes.numpy_passes import accumulate, no_vectors, project, update
@@ -326,45 +326,18 @@ def dense_frame(s: Solution, rows: range) -> np.ndarray:
 
 
 def error_bound(s: Solution, t: np.ndarray) -> np.ndarray:
-    """Bound the forward error ‖Q − exp(tS)‖₂ of a solution Q = I + F C Fᴴ.
+    """Bound the forward error ‖Q − exp(tS)‖₂ of a solution Q = I + F C Fᴴ; see `core.certificate`.
 
-    Three parts, all of first order in u, with constants that tests hold against exact results:
-
-    - The data. What is exponentiated is S + ΔS, from rounding in F W Fᴴ (in V Uᴴ, on the direct
-      route): column by column ‖ΔS‖ is at most a few u (Σ ‖uⱼ‖²‖vⱼ‖²)^½. As exp is non-expansive
-      on skew-Hermitian matrices, exp(A + E) − exp(A) = ∫ exp(xA) E exp((1−x)(A + E)) dx, the
-      error that it makes is at most |t| ‖ΔS‖.
-    - The core. Rounding in the scaled core puts I + F C Fᴴ at most β from the exact exponential,
-      β being the certificate's bound of the same perturbations (the defect is the Hermitian part
-      of QᴴΔQ). A doubling is a square, ‖Q² − E²‖ ≤ (‖Q‖ + ‖E‖) ‖Q − E‖, and so doubles what
-      came before; polishing removes the defect, but not a turn. After s doublings 2ˢβ.
-    - The Gram matrix, on the route "gram": see `_gram_error`.
+    All in double precision.
     """
-    u = np.finfo(s.C.dtype).eps / 2
+    eps = float(np.finfo(s.C.dtype).eps)
     ts = t.reshape(t.shape + (1,) * s.size.ndim) if t.ndim else t
     reach = ts.astype(np.float64) * s.size
-    bound = s.bound * 2.0**s.squarings + ERROR_FACTOR * u * reach
+    bound = certificate.error_bound(s.bound, s.squarings, reach, eps / 2)
     by_gram = s.route == "gram"
-    if not by_gram.any():
+    if not by_gram.any() or not s.C.shape[-1]:
         return bound
-    return bound + np.where(by_gram, ERROR_FACTOR * u * _gram_error(s, reach), 0)
-
-
-def _gram_error(s: Solution, reach: np.ndarray) -> np.ndarray:
-    """How far an error ΔG with |ΔGᵢⱼ| ≤ γ ‖fᵢ‖ ‖fⱼ‖ moves the exponential, over γ.
-
-    The derivative of the core gives F ΔC Fᴴ = ∫ exp((1−x)tS) F tJ ΔG C(xt) Fᴴ dx. With
-    D = diag(‖fᵢ‖), ‖F tJ D‖ ≤ ρ = √2 |t| (Σ ‖uⱼ‖²‖vⱼ‖²)^½ =: √2 reach, and D C(xt) Fᴴ, which is
-    both ∫ D tJ Fᴴ exp(ytS) dy over y ≤ x and (F D⁻¹)⁺ (exp(xtS) − I), has at most the norm
-    min(xρ, 2/σ), σ being the smallest singular value of F D⁻¹: together ρ min(ρ/2, 2/σ).
-    """
     assert s.G is not None
     G = s.G.astype(np.complex128 if s.G.dtype.kind == "c" else np.float64)
-    d = np.sqrt(np.diagonal(G, axis1=-2, axis2=-1).real)
-    scaled = G / np.where(d > 0, d, 1)[..., :, None] / np.where(d > 0, d, 1)[..., None, :]
-    scaled += (d <= 0)[..., None] * np.eye(d.shape[-1])
-    rounding = d.shape[-1] * np.finfo(s.G.dtype).eps
-    sigma = np.sqrt(np.maximum(np.linalg.eigvalsh(scaled).min(axis=-1, initial=1) - rounding, 0))
-    rho = math.sqrt(2) * reach
-    with np.errstate(divide="ignore"):
-        return rho * np.minimum(rho / 2, 2 / sigma)
+    moved = certificate.gram_error(G, reach, G.shape[-1] * eps)
+    return bound + np.where(by_gram, certificate.ERROR_FACTOR * eps / 2 * moved, 0)

@@ -49,6 +49,11 @@ class Solved(NamedTuple):
     R: Array | None
     within: int | None
 
+    @property
+    def C(self) -> Array:
+        """The core's matrix."""
+        return self.core.C
+
 
 def multiply(U: Any, V: Any, B: Any, t: Any, method: str, out: Any = None) -> Any:
     """exp(t(U Vᴴ − V Uᴴ)) B."""
@@ -194,12 +199,22 @@ def _by_direct(a: Arguments, within: int | None) -> Solved:
 
 def _by_qr(a: Arguments, within: int | None) -> Solved:
     """The route through an orthonormal basis of balanced columns."""
-    xp = namespace(a.U)
-    U, V = balanced(a.U, a.V)
-    Q, R = xp.linalg.qr(passes_for(U).beside(U, V))
+    Q, R = _basis(a)
     W = skew_of(R)
     T = adjoint(Q) @ a.B
     return Solved(Frame((Q,)), None, T, _core(None, a.t, W, within), "qr", R, within)
+
+
+def _basis(a: Arguments) -> tuple[Array, Array]:
+    """An orthonormal Q and a triangular R with balanced columns [U V] = Q R."""
+    U, V = balanced(a.U, a.V)
+    basis = namespace(U).linalg.qr(passes_for(U).beside(U, V))
+    return basis[0], basis[1]
+
+
+def triangular(a: Arguments) -> Array:
+    """The R of balanced columns."""
+    return _basis(a)[1]
 
 
 def skew_of(R: Array) -> Array:

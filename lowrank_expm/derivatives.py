@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ._array import is_foreign
 from ._problem import Problem, direction, problem, summed_to, time_direction
 from ._tangent import Linearised
 
@@ -66,6 +67,10 @@ def jvp(
     >>> Y, dY + 0.0
     (array([1., 0.]), array([ 0., -1.]))
     """
+    if is_foreign(U, V, B, t):
+        from ._portable_derivatives import jvp
+
+        return jvp(U, V, B, dU, dV, dB, t, dt)
     p = problem(U, V, B, t)
     dts = time_direction(dt, p.t)
     dU = direction("dU", dU, p.U, np.shape(U))
@@ -116,6 +121,10 @@ def vjp(U: Any, V: Any, B: Any, *, t: Any = 1.0) -> tuple[np.ndarray, Callable[[
     >>> bool(abs(tbar + np.cos(0.5)) < 1e-12)
     True
     """
+    if is_foreign(U, V, B, t):
+        from ._portable_derivatives import vjp
+
+        return vjp(U, V, B, t)
     p = problem(U, V, B, t)
     shapes = np.shape(U), np.shape(V), np.shape(B)
     results, linears = zip(*map(p.linearised, p.times), strict=True) if p.t.size else ((), ())

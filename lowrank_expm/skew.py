@@ -256,8 +256,16 @@ class LowRankSkew:
     # NumPy then leaves `array @ S` to `__rmatmul__` instead of treating S as an object array.
     __array_ufunc__ = None
 
-    def __init__(self, U: Any, V: Any, *, method: Method = "auto") -> None:
+    def __new__(cls, U: Any, V: Any, *, method: Method = "auto") -> LowRankSkew:
+        """The class for NumPy arrays, or the one for arrays of other libraries."""
         _method(method)
+        if cls is LowRankSkew and is_foreign(U, V):
+            from ._portable_objects import PortableSkew
+
+            return object.__new__(PortableSkew)
+        return object.__new__(cls)
+
+    def __init__(self, U: Any, V: Any, *, method: Method = "auto") -> None:
         self._U, self._V = _inputs.factors(("U", U), ("V", V))
         self.method: Method = method
         self.dtype = _inputs.floating(self.U.dtype, self.V.dtype)

@@ -80,7 +80,7 @@ class LowRankUnitary:
         self,
         generator: LowRankSkew,
         t: np.ndarray,
-        solution: _linear.Solution,
+        solution: _linear.Solution | Any,
         dtype: np.dtype,
         *,
         adjoint: bool = False,
