@@ -1,11 +1,12 @@
-"""Run the notebooks, each in its own kernel; or strip what running them left behind.
+"""Run the notebooks, each in its own kernel; strip what running them left behind; or check that.
 
     python notebooks/run.py              # every notebook: its time, and an exit status
     python notebooks/run.py scale.ipynb  # one of them
     python notebooks/run.py --strip      # remove outputs and everything else that a run adds
+    python notebooks/run.py --check      # run nothing, fail where something is left to strip
 
-An error fails a notebook, and so does anything on its standard error, where warnings go. So does
-a notebook that is not stripped: outputs belong to the site, not to the repository.
+An error fails a notebook, and so does anything on its standard error, where warnings go. Outputs
+belong to the site, whose build runs the notebooks too, and not to the repository.
 """
 
 from __future__ import annotations
@@ -53,34 +54,40 @@ def complaints(notebook: nbformat.NotebookNode) -> list[str]:
 def run(path: Path) -> list[str]:
     """Run one notebook; what is wrong with it."""
     notebook = nbformat.read(path, as_version=4)
-    problems = []
-    if text(strip(notebook)) != path.read_text(encoding="utf-8"):
-        problems.append("not stripped: python notebooks/run.py --strip")
     client = NotebookClient(notebook, timeout=LIMIT, resources={"metadata": {"path": HERE}})
+    start, problems = time.perf_counter(), []
     try:
         client.execute()
     except CellExecutionError as error:
         problems.append(str(error))
+    print(f"{path.name:45s} {time.perf_counter() - start:6.1f} s")
     return problems + complaints(notebook)
 
 
+def check(path: Path) -> list[str]:
+    """What is wrong with a notebook as it is stored."""
+    stored = path.read_text(encoding="utf-8")
+    same = stored == text(strip(nbformat.reads(stored, as_version=4)))
+    return [] if same else [f"{path.name} is not stripped: python notebooks/run.py --strip"]
+
+
+def write_stripped(path: Path) -> list[str]:
+    """Store a notebook without what a run added."""
+    path.write_text(text(strip(nbformat.read(path, as_version=4))), encoding="utf-8")
+    return []
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Run or strip the notebooks.")
+    parser = argparse.ArgumentParser(description="Run, strip or check the notebooks.")
     parser.add_argument("names", nargs="*", help="files in this directory; all by default")
-    parser.add_argument("--strip", action="store_true", help="strip instead of running")
+    parser.add_argument("--strip", dest="work", action="store_const", const=write_stripped)
+    parser.add_argument("--check", dest="work", action="store_const", const=check)
+    parser.set_defaults(work=run)
     arguments = parser.parse_args()
     paths = [HERE / Path(n).name for n in arguments.names] or sorted(HERE.glob("*.ipynb"))
-    failed = False
-    for path in paths:
-        if arguments.strip:
-            notebook = nbformat.read(path, as_version=4)
-            path.write_text(text(strip(notebook)), encoding="utf-8")
-            continue
-        start = time.perf_counter()
-        problems = run(path)
-        failed |= bool(problems)
-        print(f"{path.name:45s} {time.perf_counter() - start:6.1f} s", *problems, sep="\n  ")
-    return int(failed)
+    problems = [problem for path in paths for problem in arguments.work(path)]
+    print(*problems, sep="\n", end="\n" if problems else "")
+    return int(bool(problems))
 
 
 if __name__ == "__main__":

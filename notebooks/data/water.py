@@ -1,6 +1,6 @@
 """Integrals of the water molecule, by PySCF; run as a script, it writes water.npz.
 
-    python -m pip install pyscf && python notebooks/data/water.py
+python -m pip install pyscf && python notebooks/data/water.py
 """
 
 from __future__ import annotations
