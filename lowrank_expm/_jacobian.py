@@ -51,6 +51,15 @@ class JacobianSpectrum:
         Rows and columns; a complex number counts as two real ones.
     products : int
         How often `jvp` and `vjp` were called.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from lowrank_expm import verify
+    >>> A = np.diag([3.0, 1.0])
+    >>> spectrum = verify.jacobian_singular_values(lambda x: A @ x, lambda y: A.T @ y, (2,))
+    >>> print(f"{spectrum.largest[0]:.6f}, {spectrum.condition:.6f}, {spectrum.exact}")
+    3.000000, 3.000000, True
     """
 
     largest: tuple[float, ...]
@@ -67,6 +76,14 @@ class JacobianSpectrum:
         Returns
         -------
         dict
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from lowrank_expm import verify
+        >>> spectrum = verify.jacobian_singular_values(lambda x: 2 * x, lambda y: 2 * y, (3,))
+        >>> spectrum.to_dict()["shape"]
+        (3, 3)
         """
         return asdict(self)
 

@@ -232,6 +232,13 @@ class AttentionWeights(NamedTuple):
         For each head in turn its rows of W_Qᵀ, W_Kᵀ and W_Vᵀ.
     out_proj_weight : ndarray, (embed_dim, embed_dim)
         W_Oᵀ.
+
+    Examples
+    --------
+    >>> from lowrank_expm.attention import orthogonal_initialization
+    >>> weights = orthogonal_initialization(8, 2, rng=0)
+    >>> weights.in_proj_weight.shape, weights.out_proj_weight.shape
+    ((24, 8), (8, 8))
     """
 
     in_proj_weight: np.ndarray

@@ -80,6 +80,14 @@ class Plan:
         Whether SciPy's exponentials take part in the batch of problems.
     rows_alone : sequence of int
         The n at which there are no peers.
+
+    Examples
+    --------
+    >>> import dataclasses
+    >>> from lowrank_expm import bench
+    >>> plan = dataclasses.replace(bench.Plan.quick(), rank=4)
+    >>> plan.rank, plan.judged_rows
+    (4, 1000000)
     """
 
     rows: tuple[int, ...]
@@ -106,7 +114,14 @@ class Plan:
 
     @classmethod
     def full(cls) -> Plan:
-        """Everything; a few minutes."""
+        """Everything; a few minutes.
+
+        Examples
+        --------
+        >>> from lowrank_expm import bench
+        >>> bench.Plan.full().rows[-1]
+        10000000
+        """
         return cls(
             rows=(100, 1_000, 10_000, 100_000, 1_000_000, 3_000_000, 10_000_000),
             judged_rows=1_000_000,
@@ -131,7 +146,14 @@ class Plan:
 
     @classmethod
     def quick(cls) -> Plan:
-        """The same in less than a minute: fewer sizes, fewer samples."""
+        """The same in less than a minute: fewer sizes, fewer samples.
+
+        Examples
+        --------
+        >>> from lowrank_expm import bench
+        >>> bench.Plan.quick().repeats
+        5
+        """
         return dataclasses.replace(
             cls.full(),
             rows=(100, 1_000, 10_000, 100_000, 500_000, 1_000_000),
@@ -145,7 +167,14 @@ class Plan:
 
     @classmethod
     def smoke(cls) -> Plan:
-        """Tiny sizes, whose times mean nothing; about a second."""
+        """Tiny sizes, whose times mean nothing; about a second.
+
+        Examples
+        --------
+        >>> from lowrank_expm import bench
+        >>> bench.Plan.smoke().rows
+        (40, 400)
+        """
         return cls(
             rows=(40, 400),
             judged_rows=400,
@@ -199,6 +228,14 @@ class Timing:
         Whether that is small enough.
     defect : float or None
         The largest orthogonality defect ‖QᵀQ − I‖₂ of a batch, where it is looked at.
+
+    Examples
+    --------
+    >>> from lowrank_expm import bench
+    >>> speed = (2e-3, 1e-3, 3e-3, 9, 1.0, 12.0, "GB/s")
+    >>> timing = bench.Timing("n = 40", 40, "lowrank_expm", "ours", *speed, None, True, None)
+    >>> timing.seconds, timing.rate
+    (0.002, 12.0)
     """
 
     case: str
@@ -235,6 +272,13 @@ class Target:
         Of both, such as "×" or "%".
     met : bool or None
         None where there is nothing to judge.
+
+    Examples
+    --------
+    >>> from lowrank_expm import bench
+    >>> target = bench.Target("memory", 5.0, "at most", 64.0, "MiB", True)
+    >>> print(f"{target.what}: {target.value} {target.unit}, {target.sense} {target.bound}")
+    memory: 5.0 MiB, at most 64.0
     """
 
     what: str
@@ -259,6 +303,13 @@ class Section:
         What they are judged by.
     notes : tuple of str
         What was left out, and why.
+
+    Examples
+    --------
+    >>> from lowrank_expm import bench
+    >>> section = bench.Section("n", "one call", (), (), ("no peers",))
+    >>> section.key, section.notes
+    ('n', ('no peers',))
     """
 
     key: str
@@ -280,6 +331,13 @@ class Results:
         One for each study.
     seconds : float
         How long all of it took.
+
+    Examples
+    --------
+    >>> from lowrank_expm import bench
+    >>> results = bench.run(bench.Plan.smoke())
+    >>> results.agrees, len(results.sections)
+    (True, 11)
     """
 
     machine: dict[str, str | int | float]
@@ -297,6 +355,12 @@ class Results:
         Returns
         -------
         dict
+
+        Examples
+        --------
+        >>> from lowrank_expm import bench
+        >>> bench.Results({"threads": 2}, (), 1.5).to_dict()
+        {'machine': {'threads': 2}, 'sections': (), 'seconds': 1.5, 'agrees': True}
         """
         return {**dataclasses.asdict(self), "agrees": self.agrees}
 

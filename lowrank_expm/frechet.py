@@ -107,6 +107,14 @@ class LowRankFrechet:
         Returns
         -------
         ndarray
+
+        Examples
+        --------
+        >>> from lowrank_expm import LowRankSkew
+        >>> S = LowRankSkew([1.0, 0.0], [0.0, 1.0])
+        >>> S.expm_frechet([1.0, 0.0], None, t=0.0).to_dense() + 0.0
+        array([[0., 0.],
+               [0., 0.]])
         """
         return self @ np.eye(self.shape[-1], dtype=self.dtype)
 
@@ -121,6 +129,14 @@ class LowRankFrechet:
         ------
         ValueError
             For a batch: SciPy's operators are single matrices.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from lowrank_expm import LowRankSkew
+        >>> L = LowRankSkew([1.0, 0.0], [0.0, 1.0]).expm_frechet([1.0, 0.0], None, t=np.pi)
+        >>> L.aslinearoperator().matvec(np.array([1.0, 0.0])).round(12) + 0.0
+        array([0.        , 3.14159265])
         """
         return aslinearoperator(self)
 

@@ -330,6 +330,13 @@ class LowRankSkew:
         Returns
         -------
         ndarray
+
+        Examples
+        --------
+        >>> from lowrank_expm import LowRankSkew
+        >>> LowRankSkew([0.0, 2.0], [1.0, 0.0]).to_dense()
+        array([[ 0., -2.],
+               [ 2.,  0.]])
         """
         U, V = self.U.astype(self.dtype, copy=False), self.V.astype(self.dtype, copy=False)
         M = U @ np.conj(np.matrix_transpose(V))
@@ -348,6 +355,12 @@ class LowRankSkew:
         -----
         O(n m² + m³). Where the Gram matrix is too ill-conditioned to be trusted, a robust basis is
         built, with two more passes over the rows.
+
+        Examples
+        --------
+        >>> from lowrank_expm import LowRankSkew
+        >>> LowRankSkew([[0, 0], [2, 0], [0, 0], [0, 3]], [[1, 0], [0, 0], [0, 1], [0, 0]]).angles()
+        array([-3., -2.,  2.,  3.])
         """
         if self._angles is None:
             self._angles = self._eigenvalues()
@@ -398,6 +411,14 @@ class LowRankSkew:
         ------
         ValueError
             For any other ord.
+
+        Examples
+        --------
+        >>> import math
+        >>> from lowrank_expm import LowRankSkew
+        >>> S = LowRankSkew([0.0, 2.0, 0.0], [1.0, 0.0, 0.0])
+        >>> S.norm(), math.isclose(S.norm("fro"), math.sqrt(8))
+        (2.0, True)
         """
         angles = np.abs(self.angles())
         if ord == 2:
@@ -424,6 +445,17 @@ class LowRankSkew:
         ------
         ValueError, TypeError
             For a t that is not finite or not real, and for factors that are not finite.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from lowrank_expm import LowRankSkew
+        >>> S = LowRankSkew([0.0, 1.0, 0.0], [1.0, 0.0, 0.0])
+        >>> Q = S.expm(np.pi / 2)
+        >>> (Q @ [1.0, 0.0, 5.0]).round(12) + 0.0
+        array([0., 1., 5.])
+        >>> S.expm(np.linspace(0, 1, 11)).shape
+        (11, 3, 3)
         """
         times = _inputs.times(t)
         dtype = _inputs.floating(self.dtype, times.promotes)
@@ -449,6 +481,15 @@ class LowRankSkew:
         ------
         ValueError, TypeError
             As `skew_expm_multiply`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from lowrank_expm import LowRankSkew
+        >>> S = LowRankSkew([0.0, 1.0, 0.0], [1.0, 0.0, 0.0])
+        >>> S.expm_multiply(np.array([1.0, 0.0, 5.0]), [0.0, np.pi / 2]).round(12) + 0.0
+        array([[1., 0., 5.],
+               [0., 1., 5.]])
         """
         G = None if self._is_direct() else self._gram
         return _multiply(self.U, self.V, B, t, self.method, out, G)

@@ -35,6 +35,13 @@ class Certificate:
         Bound on ‖QᴴQ − I‖₂, from m × m arithmetic alone.
     error_bound : float or ndarray
         Bound on the forward error ‖Q − exp(tS)‖₂.
+
+    Examples
+    --------
+    >>> from lowrank_expm import LowRankSkew
+    >>> certificate = LowRankSkew([0.0, 3.0, 0.0], [1.0, 0.0, 0.0]).expm().certificate
+    >>> certificate.route, certificate.angle, certificate.defect_bound < 1e-14
+    ('gram', 3.0, True)
     """
 
     route: Any
@@ -125,6 +132,14 @@ class LowRankUnitary:
         ndarray
             The identity on the direct route; [U V] on the gram route; on the qr route a
             well-conditioned frame of the same range.
+
+        Examples
+        --------
+        >>> from lowrank_expm import LowRankSkew
+        >>> Q = LowRankSkew([0.0, 2.0, 0.0], [1.0, 0.0, 0.0]).expm()
+        >>> Q.frame(stop=2)
+        array([[0., 1.],
+               [2., 0.]])
         """
         F = _linear.dense_frame(self._solution, range(self.shape[-1])[start:stop])
         return F.conj() if self._conjugate else F
@@ -174,6 +189,16 @@ class LowRankUnitary:
         Returns
         -------
         ndarray
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from lowrank_expm import LowRankSkew
+        >>> Q = LowRankSkew([0.0, 1.0, 0.0], [1.0, 0.0, 0.0]).expm(np.pi / 2)
+        >>> Q.to_dense().round(12) + 0.0
+        array([[ 0., -1.,  0.],
+               [ 1.,  0.,  0.],
+               [ 0.,  0.,  1.]])
         """
         return self @ np.eye(self.shape[-1], dtype=self.dtype)
 
@@ -188,6 +213,14 @@ class LowRankUnitary:
         ------
         ValueError
             For a batch: SciPy's operators are single matrices.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from lowrank_expm import LowRankSkew
+        >>> A = LowRankSkew([0.0, 1.0, 0.0], [1.0, 0.0, 0.0]).expm(np.pi).aslinearoperator()
+        >>> A.shape, A.matvec(np.array([1.0, 0.0, 2.0])).round(12) + 0.0
+        ((3, 3), array([-1.,  0.,  2.]))
         """
         return aslinearoperator(self)
 
@@ -240,6 +273,12 @@ class LowRankUnitary:
         Returns
         -------
         float or ndarray
+
+        Examples
+        --------
+        >>> from lowrank_expm import LowRankSkew
+        >>> LowRankSkew([0.0, 1e8, 0.0], [1.0, 0.0, 0.0]).expm().orthogonality_defect() < 1e-14
+        True
         """
         from .verify import orthogonality_defect
 

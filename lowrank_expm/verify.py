@@ -41,7 +41,16 @@ POWER_STEPS = 6
 
 
 class Estimate(float):
-    """A number that is an estimate, and says so when it is shown."""
+    """A number that is an estimate, and says so when it is shown.
+
+    Examples
+    --------
+    >>> from lowrank_expm import verify
+    >>> verify.Estimate(0.5)
+    0.5 (estimated from 8 probes)
+    >>> verify.Estimate(0.5) < 1
+    True
+    """
 
     def __repr__(self) -> str:
         return f"{float(self)!r} (estimated from {PROBES} probes)"
@@ -321,6 +330,13 @@ class Report:
         The relative distance of the forward derivative from central differences.
     adjoint_limit, difference_limit : float or None
         What these may be: 10³ ũ and 10³ ũ^⅔ with ũ = u max(1, |t| Σ ‖uⱼ‖‖vⱼ‖).
+
+    Examples
+    --------
+    >>> from lowrank_expm import verify
+    >>> report = verify.check([0.0, 2.0, 0.0], [1.0, 0.0, 0.0])
+    >>> report.passed, report.angle, report.basis_condition
+    (True, 2.0, 2.0)
     """
 
     passed: bool
@@ -347,6 +363,12 @@ class Report:
         Returns
         -------
         dict
+
+        Examples
+        --------
+        >>> from lowrank_expm import verify
+        >>> verify.check([0.0, 2.0, 0.0], [1.0, 0.0, 0.0]).to_dict()["route"]
+        'gram'
         """
         return asdict(self)
 

@@ -164,6 +164,24 @@ def test_operators_have_examples(cls):
     assert "Notes" in sections(cls)
 
 
+def documented():
+    """Public functions and classes, and the methods of these."""
+    yield from functions()
+    for param in classes():
+        yield param
+        for name, value in vars(param.values[0]).items():
+            value = value.__func__ if isinstance(value, classmethod) else value
+            if inspect.isfunction(value) and not name.startswith("_"):
+                yield pytest.param(value, id=f"{param.id}.{name}")
+
+
+@pytest.mark.parametrize("value", list(documented()))
+def test_every_public_docstring_has_an_example(value):
+    """Doctest runs them."""
+    assert "Examples" in sections(value)
+    assert ">>> " in inspect.getdoc(value)
+
+
 def test_sources_of_the_mathematics_are_cited():
     text = (lowrank_expm.skew_expm_multiply.__doc__, lowrank_expm.verify.expm_condition.__doc__)
     assert all("doi:10." in t or "arXiv" in t for t in text)
