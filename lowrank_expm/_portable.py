@@ -13,10 +13,13 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from . import core
 from ._array import (
     Array,
     adjoint,
+    device,
     diagonal,
     eps,
     eye,
@@ -73,7 +76,9 @@ def forward(a: Arguments, method: str) -> Array:
 def unchanged(a: Arguments) -> Array:
     """B in the shape of the result."""
     xp, k = namespace(a.U), a.B.shape[-1]
-    return xp.broadcast_to(a.B, (*a.shape[:-1], k)) + xp.zeros((), dtype=a.B.dtype)
+    return xp.broadcast_to(a.B, (*a.shape[:-1], k)) + xp.zeros(
+        (), dtype=a.B.dtype, device=device(a.B)
+    )
 
 
 def applied(s: Solved, C: Array, T: Array, B: Array, grid: int = 0) -> Array:
@@ -105,6 +110,7 @@ def written(out: Any, Y: Array) -> Array:
     return out
 
 
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")
 def solve(a: Arguments, method: str) -> Solved:
     """The exponential by the route that the method, or the certificate, asks for."""
     n, r = a.U.shape[-2:]
@@ -131,7 +137,7 @@ def _core(G: Array | None, t: Array, W: Array | None, within: int | None) -> Cor
     ndim = (W if G is None else G).ndim - 2  # type: ignore[union-attr]
     if t.ndim:
         t = namespace(t).reshape(t, (*t.shape, *(1,) * ndim))
-    return core.skew(G, t, W, within)
+    return core.skew_unchecked(G, t, W, within)
 
 
 def _looked_at(a: Arguments, s: Solved, blind: bool) -> Solved:
@@ -159,7 +165,12 @@ def _enough(squarings: float, a: Arguments) -> int:
 def _examined(a: Arguments, s: Solved) -> tuple[bool, bool, float]:
     """Whether a solution is certified, whether all is finite, and the squarings: one look."""
     xp, m = namespace(s.T), s.core.C.shape[-1]
-    finite = xp.all(xp.isfinite(s.core.C)) & xp.all(xp.isfinite(a.t))
+    finite = xp.all(xp.isfinite(a.t)) & xp.all(xp.isfinite(s.T))
+    squarings = s.core.squarings
+    if s.within is None:
+        finite = finite & (squarings >= 0)
+    else:
+        finite = finite & xp.all(xp.isfinite(squarings))
     passed = xp.all(s.core.bound <= TRUST * math.sqrt(m) * eps(s.T) / 2)
     longest = 1.0
     if s.G is not None:
@@ -168,10 +179,8 @@ def _examined(a: Arguments, s: Solved) -> tuple[bool, bool, float]:
         passed = passed & _squares_fit(d, a.t)
         finite = finite & xp.all(xp.isfinite(s.G))
     if size(s.T.shape):
-        finite = finite & xp.all(xp.isfinite(s.T))
         reach = xp.max(xp.abs(s.core.C)) * xp.max(xp.abs(s.T)) * longest
-        finite = finite & (reach * float(m * m) < float(xp.finfo(s.T.dtype).max) / 1024)
-    squarings = s.core.squarings
+        passed = passed & (reach * float(m * m) < float(xp.finfo(s.T.dtype).max) / 1024)
     if s.within is None:
         return bool(to_host(passed & finite)), bool(to_host(finite)), float(squarings)
     flags = [xp.astype(flag, a.t.dtype) for flag in (passed & finite, finite)]

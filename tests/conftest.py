@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
 
-import array_api_strict
-import numpy as np
 import pytest
 from hypothesis import settings
 
 from lowrank_expm import _threads
+
+from .libraries import LIBRARIES, Library
 
 # The same examples in every CI run, so that a change lands or fails by what it changes.
 settings.register_profile("ci", derandomize=True, deadline=None)
@@ -22,35 +20,16 @@ settings.load_profile(
 )
 
 
-@dataclass(frozen=True)
-class Library:
-    """An array library and the device to run on."""
+@pytest.fixture(params=[name for name, known in LIBRARIES.items() if known.installed])
+def library(request: pytest.FixtureRequest) -> Iterator[Library]:
+    """Every installed array library in turn, on a device that is not NumPy's if it has one."""
+    if request.param != "jax":
+        yield LIBRARIES[request.param]
+        return
+    import jax
 
-    xp: Any
-    device: Any
-
-    def asarray(self, a: Any) -> Any:
-        """A NumPy array in this library, on this device."""
-        return self.xp.asarray(np.asarray(a), device=self.device)
-
-    def numpy(self, a: Any) -> np.ndarray:
-        """An array of this library in NumPy; it must still be on the device."""
-        if self.xp is np:
-            return np.asarray(a)
-        assert a.device == self.device
-        return np.asarray(a.to_device(self.xp.Device("CPU_DEVICE")))
-
-
-LIBRARIES = {
-    "numpy": Library(np, "cpu"),
-    "array_api_strict": Library(array_api_strict, array_api_strict.Device("device1")),
-}
-
-
-@pytest.fixture(params=list(LIBRARIES))
-def library(request: pytest.FixtureRequest) -> Library:
-    """Every array library in turn; the strict one refuses what only NumPy has."""
-    return LIBRARIES[request.param]
+    with jax.enable_x64(True):
+        yield LIBRARIES[request.param]
 
 
 @pytest.fixture

@@ -134,7 +134,9 @@ def test_other_kinds_of_t_are_refused(call, t):
 def test_arrays_of_another_library_are_refused_by_name(call):
     U, V, B = problem("float64", "float64", "float64")
     foreign = array_api_strict.asarray(B)
-    with pytest.raises(TypeError, match=r"^B is a array_api_strict\..*(convert it first|one library)"):
+    with pytest.raises(
+        TypeError, match=r"^B is a array_api_strict\..*(convert it first|one library)"
+    ):
         call(U, V, foreign)
 
 

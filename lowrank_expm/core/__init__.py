@@ -12,7 +12,7 @@ from .._threads import compiling
 from . import derivative, exponential
 from .exponential import Core
 
-__all__ = ["Core", "general", "skew", "skew_derivative"]
+__all__ = ["Core", "general", "skew", "skew_derivative", "skew_unchecked"]
 
 # Up to these sizes the compiled loops beat array operations: one matrix, and a batch of them,
 # which the compiled loops share between threads (measured on two cores).
@@ -20,25 +20,30 @@ COMPILED_SINGLE = 64
 COMPILED_BATCH = 128
 
 
-def skew(G: Array | None, t: Array, W: Array | None = None, within: int | None = None) -> Core:
-    """The core of exp(t F W Fᴴ); t broadcasts against the batch and has no matrix axes.
+def skew(G: Array | None, t: Array, W: Array | None = None) -> Core:
+    """The core of exp(t F W Fᴴ); t broadcasts against the batch and has no matrix axes."""
+    given: Array = W if G is None else G
+    single = math.prod(given.shape[:-2]) * math.prod(t.shape) <= 1
+    largest = COMPILED_SINGLE if single else COMPILED_BATCH
+    if is_numpy(namespace(given)) and 0 < given.shape[-1] <= largest:
+        with compiling("core", given.dtype.char):
+            from .compiled import skew_cores
+
+            return _finite(skew_cores(G, t, W))
+    return _finite(skew_unchecked(G, t, W))
+
+
+def skew_unchecked(
+    G: Array | None, t: Array, W: Array | None = None, within: int | None = None
+) -> Core:
+    """The same for any library, NaN where the matrix is not finite.
 
     With `within`, a bound on the squarings, no value is looked at: what needs more is NaN.
     """
     given: Array = W if G is None else G
-    xp = namespace(given)
     if given.shape[-1] == 0:
         return _empty(given, t)
-    single = math.prod(given.shape[:-2]) * math.prod(t.shape) <= 1
-    largest = COMPILED_SINGLE if single else COMPILED_BATCH
-    if is_numpy(xp) and given.shape[-1] <= largest:
-        with compiling("core", given.dtype.char):
-            from .compiled import skew_cores
-
-            core = skew_cores(G, t, W)
-    else:
-        core = exponential.skew_core(G, t[..., None, None], W, within)
-    return _finite(core) if within is None else core
+    return exponential.skew_core(G, t[..., None, None], W, within)
 
 
 def general(M: Array, t: Array, within: int | None = None) -> Core:

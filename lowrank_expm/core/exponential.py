@@ -110,7 +110,7 @@ class Scaled(NamedTuple):
         """2^(steps − s), to multiply matrices by."""
         if self.within is None:
             return 0.5 ** (self.squarings - steps)
-        return _half_power(self._bounded() - steps)[..., None, None]
+        return _half_power(self.squarings - steps)[..., None, None]
 
     def doubled(
         self, C: Any, double: Callable[[Any], Any], polish: Callable[[Any], Any] = lambda C: C
@@ -133,13 +133,7 @@ class Scaled(NamedTuple):
         def step(i: Any, C: Any) -> Any:
             return _map(lambda new, old: xp.where(start + i < s, new, old), double(C), C)
 
-        return repeat(stop - start, self._bounded() - start, step, C)
-
-    def _bounded(self) -> Array:
-        """The squarings, as many as the bound admits."""
-        assert self.within is not None
-        xp, s = namespace(self.A), self.squarings
-        return xp.where(s <= self.within, s, xp.full_like(s, float(self.within)))
+        return repeat(stop - start, s - start, step, C)
 
     def _nan_beyond(self) -> Array:
         """NaN for elements that need more squarings than the bound, else zero."""

@@ -1,0 +1,22 @@
+"""Files that need a library which is not installed are not collected: they are no skipped tests."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+NEEDS = {
+    "torch": ["lowrank_expm/nn.py", "lowrank_expm/experiments", "tests/test_nn.py"],
+    "jax": [],
+    "dask": [],
+}
+HERE = Path(__file__).parent
+
+
+def _needing(library: str) -> list[str]:
+    """What a library's absence leaves out."""
+    own = [f"lowrank_expm/_{library}.py", f"lowrank_expm/passes/{library}_passes.py"]
+    tests = [str(p.relative_to(HERE)) for p in sorted(HERE.glob(f"tests/test_{library}*.py"))]
+    commands = [f"tests/{library}_speed.py"]
+    return [*NEEDS[library], *own, *tests, *commands]
+
+
+collect_ignore = [path for name in NEEDS if find_spec(name) is None for path in _needing(name)]
