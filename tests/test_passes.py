@@ -21,8 +21,8 @@ from lowrank_expm.passes.numpy_passes import accumulate, block_rows, gram, proje
 from . import generators as gen
 from . import naive
 
-# One row, panels of 128 and 256, flushes after 32 panels, several blocks, a ragged last one.
-ROWS = (1, 2, 7, 8, 9, 127, 128, 129, 255, 256, 257, 4095, 4096, 4097, 8191, 8192, 8193, 70_000)
+# One row, panels and runs, groups, flushes, several blocks, a ragged last one.
+ROWS = (1, 2, 7, 8, 9, 31, 32, 33, 63, 64, 65, 511, 512, 513, 4095, 4096, 4097, 8193, 70_000)
 WIDTHS = (0, 1, 3, 4, 5, 17)
 
 
@@ -395,7 +395,7 @@ def test_sums_are_rounded_a_few_times_only(n, dtype):
     U, V, B = (gen.normal(rng, (n, 2), dtype) for _ in range(3))
     X = np.concatenate([U, V], axis=-1)
     G, T = accumulate(Frame((U, V)), B, np.dtype(dtype))
-    # A panel is summed in lanes: about log₂ of its rows roundings of |X|ᵀ|X|.
+    # Runs of 32 rows are summed one after the other, and then their sums.
     for found, right in ((G, X), (T, B)):
         size = np.abs(X).T @ np.abs(right)
         assert (np.abs(found - exact_product(X, right)) <= 8 * gen.unit(dtype) * size).all()
@@ -414,6 +414,28 @@ def test_single_precision_sums_over_a_million_rows():
     exact = wide_x.T @ np.concatenate([wide_x, B.astype(float)], axis=1)
     error = np.abs(np.concatenate([G, T], axis=1) - exact)
     assert (error <= 4 * gen.unit("float32") * size).all()
+
+
+@pytest.mark.parametrize("value", [0.1, 0.3, 0.7, 1.1, 1.7])
+@pytest.mark.parametrize("dtype", gen.DTYPES)
+def test_errors_of_equal_terms_do_not_pile_up(dtype, value):
+    """Every sum of a run is rounded in the same direction: what cuts this down are short runs."""
+    n = 100_000
+    X = np.full((n, 1), value, dtype)
+    found = gram(Frame((X, X[:, :0])), np.dtype(dtype))[0, 0].real
+    exact = n * float(X[0, 0].real) ** 2
+    # A run of k equal terms errs by up to k/3 u: runs of 32, 16, 8, 2 and the tree of blocks.
+    assert abs(float(found) - exact) <= 20 * gen.unit(dtype) * exact
+
+
+@pytest.mark.parametrize(("r", "k"), [(8, 8), (16, 9), (17, 31), (32, 32), (40, 1)])
+@pytest.mark.parametrize("dtype", gen.DTYPES)
+def test_wide_operands(r, k, dtype):
+    """Tiles of all shapes, and panels of all lengths."""
+    rng = np.random.default_rng(24)
+    U, V, B = (whole(rng, (600, width), dtype, 2) for width in (r, r, k))
+    check_sums(Frame((U, V)), B, dtype)
+    check_update(Frame((U, V)), whole(rng, (2 * r, k), dtype, 2), B, dtype, np.empty_like(B))
 
 
 @pytest.mark.parametrize("dtype", gen.DTYPES)

@@ -211,30 +211,36 @@ def combine(
     For a frame of two unscaled column blocks; all three come in the broadcast batch shape.
     """
     with compiling("combine", dtype.char):
-        return _combine(frame, Ybar, B, _combination(K, Z, Tbar), dtype)
+        return _combine(frame, Ybar, B, _combination(K, Z, Tbar), Tbar, dtype)
 
 
 def _combine(
-    frame: Frame, Ybar: np.ndarray, B: np.ndarray, M: np.ndarray, dtype: np.dtype
+    frame: Frame,
+    Ybar: np.ndarray,
+    B: np.ndarray,
+    M: np.ndarray,
+    Tbar: np.ndarray,
+    dtype: np.dtype,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """[Ū V̄ B̄] = [F Ȳ B] M."""
+    """[Ū V̄] = [F Ȳ B] M and B̄ = Ȳ + F T̄."""
     from . import kernels
 
     batch = np.broadcast_shapes(frame.batch, Ybar.shape[:-2], B.shape[:-2])
     n, r, k = frame.rows, frame.width // 2, Ybar.shape[-1]
-    outs = [np.zeros((*batch, n, w), dtype) for w in (r, r, k)]
+    outs = [np.empty((*batch, n, w), dtype) for w in (r, r, k)]
     if not math.prod(batch) or not n:
         return outs[0], outs[1], outs[2]
     count = math.prod(batch)
     operands = [_Operand(a, batch, dtype) for a in (*frame.columns, Ybar, B)]
     flat = [real_view(a.reshape(count, n, -1) if a.size else a.reshape(count, n, 0)) for a in outs]
-    M = real_factor(_broadcast_flat(M, batch), dtype)
+    M, T = (real_factor(_broadcast_flat(a, batch), dtype) for a in (M, Tbar))
     size = block_rows(n)
     for e0, e1, lo, hi in _pieces(count, n, size, operands):
         taken = [o.take(e0, e1, lo, hi) for o in operands]
         pieces = -(-(hi - lo) // size)
         targets = [a[e0:e1, lo:hi] for a in flat]
-        common = (pieces, size, *taken, np.ascontiguousarray(M[e0:e1]), *targets)
+        factors = (np.ascontiguousarray(a[e0:e1]) for a in (M, T))
+        common = (pieces, size, *taken, *factors, *targets)
         cost = min(size, n) * M.shape[-2] * M.shape[-1]
         share((e1 - e0) * pieces, cost, _over(kernels.combine_tasks, common))
         release(*operands)
@@ -243,17 +249,10 @@ def _combine(
 
 
 def _combination(K: np.ndarray, Z: np.ndarray, Tbar: np.ndarray) -> np.ndarray:
-    """The matrix M with [Ū V̄ B̄] = [U V Ȳ B] M."""
-    k = Z.shape[-1]
+    """The matrix M with [Ū V̄] = [U V Ȳ B] M."""
     batch = np.broadcast_shapes(K.shape[:-2], Z.shape[:-2], Tbar.shape[:-2])
-    K, Z, Tbar = (np.broadcast_to(a, (*batch, *a.shape[-2:])) for a in (K, Z, Tbar))
-    one = np.broadcast_to(np.eye(k, dtype=K.dtype), (*batch, k, k))
-    rows = [
-        [K, Tbar],
-        [np.conj(np.matrix_transpose(Z)), one],
-        [np.conj(np.matrix_transpose(Tbar)), np.zeros_like(one)],
-    ]
-    return np.concatenate([np.concatenate(row, axis=-1) for row in rows], axis=-2)
+    rows = [K, *(np.conj(np.matrix_transpose(a)) for a in (Z, Tbar))]
+    return np.concatenate([np.broadcast_to(a, (*batch, *a.shape[-2:])) for a in rows], axis=-2)
 
 
 def _broadcast_flat(a: np.ndarray, batch: tuple[int, ...]) -> np.ndarray:

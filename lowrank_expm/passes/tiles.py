@@ -1,0 +1,234 @@
+"""Vector code for the kernels: products of small tiles that stay in registers.
+
+Each maker returns a function for compiled code whose body is written in LLVM's vectors of 64
+bytes; a target without such registers splits them. Indices are not checked: vectors are read and
+written whole, also beyond the last column, where callers leave room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+VECTOR_BYTES = 64
+# A product and a sum may become one instruction, where there is one.
+FUSE = ("contract",)
+
+
+def _tile_shape() -> tuple[int, int]:
+    """Rows and vectors of a tile whose sums and operands fit the registers."""
+    try:
+        wide = binding.get_host_cpu_features().get("avx512f", False)
+    except RuntimeError:
+        wide = False
+    return (8, 2) if wide else (4, 1)
+
+
+HEIGHT, WIDTH = _tile_shape()
+
+
+class _Matrix:
+    """A two-dimensional array in code being generated, read and written in vectors."""
+
+    def __init__(self, context: Any, builder: Any, kind: Any, value: Any) -> None:
+        self.context, self.builder, self.kind = context, builder, kind
+        self.array = context.make_array(kind)(context, builder, value)
+        self.real = context.get_value_type(kind.dtype)
+        self.size = context.get_abi_sizeof(self.real)
+
+    @property
+    def lanes(self) -> int:
+        """How many entries a vector holds."""
+        return int(VECTOR_BYTES // self.size)
+
+    def load(self, i: Any, j: Any, lanes: int) -> Any:
+        return self.builder.load(self._at(i, j, lanes), align=self.size)
+
+    def store(self, value: Any, i: Any, j: Any) -> None:
+        self.builder.store(value, self._at(i, j, value.type.count), align=self.size)
+
+    def sums(self, rows: int, columns: int) -> list[list[Any]]:
+        """Vectors that start at zero, for registers."""
+        zero = ir.Constant(ir.VectorType(self.real, self.lanes), [0.0] * self.lanes)
+        one = self.builder, zero
+        return [[cgutils.alloca_once_value(*one) for _ in range(columns)] for _ in range(rows)]
+
+    def _at(self, i: Any, j: Any, lanes: int) -> Any:
+        place = self.context, self.builder, self.kind, self.array, [i, j]
+        p = cgutils.get_item_pointer(*place, wraparound=False)
+        return self.builder.bitcast(p, ir.VectorType(self.real, lanes).as_pointer())
+
+
+def _made(kinds: str, generate: Callable[..., None]) -> Any:
+    """A function of matrices (m) and indices (i) with the code that `generate` emits."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        made = [
+            _Matrix(context, builder, kind, a) if of == "m" else a
+            for of, kind, a in zip(kinds, signature.args, args, strict=True)
+        ]
+        generate(builder, *made)
+        return context.get_dummy_value()
+
+    def typed(arrays: tuple[Any, ...]) -> tuple[Any, Any]:
+        given = iter(arrays)
+        signature = types.void(*(next(given) if of == "m" else types.intp for of in kinds))
+        return signature, build
+
+    return typed
+
+
+def tile(height: int, width: int) -> Any:
+    """C[i:i+height, j:j+width] = A[i:i+height, :count] B[:count, j:j+width], width in vectors."""
+
+    def generate(
+        builder: Any, A: _Matrix, i: Any, B: _Matrix, j: Any, count: Any, C: _Matrix
+    ) -> None:
+        sums = B.sums(height, width)
+        with cgutils.for_range(builder, count, intp=i.type) as loop:
+            row = _vectors(builder, B, loop.index, j, width)
+            for x in range(height):
+                a = A.load(_plus(builder, i, x), loop.index, 1)
+                _add_multiple(builder, a, row, sums[x])
+        for x in range(height):
+            for v in range(width):
+                value, column = builder.load(sums[x][v]), _plus(builder, j, v * B.lanes)
+                C.store(value, _plus(builder, i, x), column)
+
+    make = _made("mimiim", generate)
+
+    @intrinsic
+    def run(typing: Any, A: Any, i: Any, B: Any, j: Any, count: Any, C: Any) -> Any:
+        return make((A, B, C))
+
+    return run
+
+
+def tile_of_sums(height: int, width: int) -> Any:
+    """C[i:i+height, j:j+width] += A[p:q, i:i+height]ᵀ A[p:q, j:j+width]."""
+
+    def generate(builder: Any, A: _Matrix, p: Any, q: Any, i: Any, j: Any, C: _Matrix) -> None:
+        sums = A.sums(height, width)
+        with cgutils.for_range_slice(builder, p, q, ir.Constant(p.type, 1), p.type) as (at, _):
+            row = _vectors(builder, A, at, j, width)
+            for x in range(height):
+                a = A.load(at, _plus(builder, i, x), 1)
+                _add_multiple(builder, a, row, sums[x])
+        for x in range(height):
+            for v in range(width):
+                row, column = _plus(builder, i, x), _plus(builder, j, v * A.lanes)
+                value = builder.fadd(C.load(row, column, A.lanes), builder.load(sums[x][v]))
+                C.store(value, row, column)
+
+    make = _made("miiiim", generate)
+
+    @intrinsic
+    def run(typing: Any, A: Any, p: Any, q: Any, i: Any, j: Any, C: Any) -> Any:
+        return make((A, C))
+
+    return run
+
+
+def dots() -> Any:
+    """y[c, i:i+lanes] = A[i:i+lanes] z[c] over so many vectors of columns."""
+
+    def generate(
+        builder: Any, A: _Matrix, i: Any, z: _Matrix, c: Any, vectors: Any, y: _Matrix
+    ) -> None:
+        lanes = A.lanes
+        sums = [s for (s,) in A.sums(lanes, 1)]
+        with cgutils.for_range(builder, vectors, intp=i.type) as loop:
+            at = builder.mul(loop.index, ir.Constant(i.type, lanes))
+            factor = z.load(c, at, lanes)
+            for x, s in enumerate(sums):
+                _add_product(builder, factor, A.load(_plus(builder, i, x), at, lanes), s)
+        y.store(_sum_of_each(builder, [builder.load(s) for s in sums]), c, i)
+
+    make = _made("mimiim", generate)
+
+    @intrinsic
+    def run(typing: Any, A: Any, i: Any, z: Any, c: Any, vectors: Any, y: Any) -> Any:
+        return make((A, z, y))
+
+    return run
+
+
+def move(lanes: int) -> Any:
+    """out[row, column:column+lanes] = a[i, j:j+lanes]."""
+
+    def generate(_: Any, a: _Matrix, i: Any, j: Any, out: _Matrix, row: Any, column: Any) -> None:
+        out.store(a.load(i, j, lanes), row, column)
+
+    make = _made("miimii", generate)
+
+    @intrinsic
+    def run(typing: Any, a: Any, i: Any, j: Any, out: Any, row: Any, column: Any) -> Any:
+        return make((a, out))
+
+    return run
+
+
+def add(lanes: int) -> Any:
+    """out[row, column:] = b[row, column:] + a[i, j:j+lanes]; out may be b."""
+
+    def generate(
+        builder: Any, a: _Matrix, i: Any, j: Any, b: _Matrix, out: _Matrix, row: Any, column: Any
+    ) -> None:
+        total = builder.fadd(b.load(row, column, lanes), a.load(i, j, lanes))
+        out.store(total, row, column)
+
+    make = _made("miimmii", generate)
+
+    @intrinsic
+    def run(typing: Any, a: Any, i: Any, j: Any, b: Any, out: Any, row: Any, column: Any) -> Any:
+        return make((a, b, out))
+
+    return run
+
+
+def _plus(builder: Any, index: Any, offset: int) -> Any:
+    return builder.add(index, ir.Constant(index.type, offset)) if offset else index
+
+
+def _vectors(builder: Any, A: _Matrix, i: Any, j: Any, count: int) -> list[Any]:
+    """Some vectors of one row."""
+    return [A.load(i, _plus(builder, j, v * A.lanes), A.lanes) for v in range(count)]
+
+
+def _add_multiple(builder: Any, a: Any, row: list[Any], sums: list[Any]) -> None:
+    """sums += a row."""
+    lanes = row[0].type.count
+    everywhere = _shuffle(builder, a, a, [0] * lanes)
+    for v, s in zip(row, sums, strict=True):
+        _add_product(builder, everywhere, v, s)
+
+
+def _add_product(builder: Any, a: Any, b: Any, s: Any) -> None:
+    """s += a b."""
+    product = builder.fmul(a, b, flags=FUSE)
+    builder.store(builder.fadd(builder.load(s), product, flags=FUSE), s)
+
+
+def _shuffle(builder: Any, a: Any, b: Any, picks: list[int]) -> Any:
+    mask = ir.Constant(ir.VectorType(ir.IntType(32), len(picks)), picks)
+    return builder.shuffle_vector(a, b, mask)
+
+
+def _sum_of_each(builder: Any, values: list[Any]) -> Any:
+    """A vector with the sum of each of as many vectors as it has lanes, added in pairs."""
+    lanes, d = len(values), 1
+    while d < lanes:
+        low = [x + lanes - d if x & d else x for x in range(lanes)]
+        high = [x + lanes if x & d else x + d for x in range(lanes)]
+        pairs = zip(values[::2], values[1::2], strict=True)
+        values = [
+            builder.fadd(_shuffle(builder, a, b, low), _shuffle(builder, a, b, high))
+            for a, b in pairs
+        ]
+        d *= 2
+    return values[0]
