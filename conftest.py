@@ -1,5 +1,6 @@
 """Files that need a library which is not installed are not collected: they are no skipped tests."""
 
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,3 +21,5 @@ def _needing(library: str) -> list[str]:
 
 
 collect_ignore = [path for name in NEEDS if find_spec(name) is None for path in _needing(name)]
+if find_spec("cuda") is None or shutil.which("g++") is None:
+    collect_ignore.append("tests/test_cuda.py")

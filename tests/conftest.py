@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -20,7 +21,14 @@ settings.load_profile(
 )
 
 
-@pytest.fixture(params=[name for name, known in LIBRARIES.items() if known.installed])
+def _installed() -> Iterator[Any]:
+    """The libraries that can run here; what needs a device is marked."""
+    for name, known in LIBRARIES.items():
+        if known.installed:
+            yield pytest.param(name, marks=[pytest.mark.gpu] if name == "cupy" else [])
+
+
+@pytest.fixture(params=list(_installed()))
 def library(request: pytest.FixtureRequest) -> Iterator[Library]:
     """Every installed array library in turn, on a device that is not NumPy's if it has one."""
     if request.param != "jax":

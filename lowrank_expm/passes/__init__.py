@@ -14,10 +14,15 @@ __all__ = ["Frame", "passes_for", "watching"]
 
 def passes_for(a: Array) -> ModuleType:
     """The passes for arrays of one library."""
-    if library(a) is None:
+    name = library(a)
+    if name is None:
         from . import numpy_passes
 
         return numpy_passes
+    if name == "cupy":
+        from . import cupy_passes
+
+        return cupy_passes
     from . import portable_passes
 
     return portable_passes
