@@ -20,6 +20,11 @@ def _needing(library: str) -> list[str]:
     return [*NEEDS[library], *own, *tests, *commands]
 
 
+OPTIONAL = [path for name in NEEDS for path in _needing(name)]
 collect_ignore = [path for name in NEEDS if find_spec(name) is None for path in _needing(name)]
 if find_spec("cuda") is None or shutil.which("g++") is None:
     collect_ignore.append("tests/test_cuda.py")
+
+if __name__ == "__main__":
+    present = [path for path in (*OPTIONAL, "tests/test_cuda.py") if (HERE / path).exists()]
+    print(*present)
