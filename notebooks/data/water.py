@@ -15,7 +15,7 @@ WATER = "O 0 0 0; H 0.9572 0 0; H -0.239987 0.926627 0"
 
 
 def integrals(basis: str = "6-31g") -> dict[str, np.ndarray]:
-    """What a restricted Hartree–Fock calculation needs, and the energies of PySCF's own."""
+    """What restricted Hartree–Fock needs, and the energies of PySCF's own run."""
     molecule = gto.M(atom=WATER, basis=basis, verbose=0)
     method = scf.RHF(molecule).set(conv_tol=1e-13, conv_tol_grad=1e-8)
     energies: list[float] = []
