@@ -8,6 +8,7 @@ NEEDS = {
     "torch": ["lowrank_expm/nn.py", "lowrank_expm/experiments", "tests/test_nn.py"],
     "jax": [],
     "dask": [],
+    "geoopt": ["tests/test_geometry_peers.py"],
 }
 HERE = Path(__file__).parent
 
