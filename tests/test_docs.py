@@ -140,6 +140,22 @@ def test_identifiers_of_papers_have_the_right_form(path):
         assert re.fullmatch(r"\d{4}\.\d{4,5}[.,;]?|%s", number), number
 
 
+def test_formulas_have_braces_where_the_site_needs_them():
+    """The reader of formulas takes the 12 of \\frac12 for one number."""
+    for path in PAGES:
+        assert not re.search(r"\\[dt]?frac *[^{ ]|\\sqrt *[0-9]{2}", text_of(path)), name_of(path)
+
+
+def test_every_public_name_is_on_a_page_of_the_reference():
+    pages = "\n".join(map(text_of, (DOCS / "api").glob("*.md")))
+    for name in lowrank_expm.__all__:
+        whole = f"{lowrank_expm.__name__}.{name}"
+        if name.startswith("_"):
+            continue
+        found = re.search(rf"auto(function|class|module):: {re.escape(whole)}$", pages, re.M)
+        assert found, f"{whole} is on no page of docs/api"
+
+
 def test_pictures_have_a_text_for_those_who_do_not_see_them():
     for path in PAGES:
         for opening in re.findall(r"^:::\{figure\}.*?(?=^:::$)", text_of(path), re.M | re.S):
@@ -169,6 +185,15 @@ def test_the_citation_has_the_fields_it_must_have():
     assert fields["cff-version"] == "1.2.0"
     assert {"message", "title", "authors", "version", "license"} <= set(fields)
     assert fields["license"] == "BSD-3-Clause"
+
+
+def test_the_map_of_the_modules_names_every_module():
+    page = text_of(DOCS / "contributing" / "modules.md")
+    package = ROOT / "lowrank_expm"
+    for path in sorted(package.rglob("*.py")):
+        relative = str(path.relative_to(package))
+        if relative not in {"__init__.py", "_version.py", "passes/__init__.py"}:
+            assert f"`{relative}`" in page, f"{relative} is not on the map of the modules"
 
 
 def test_public_modules_can_be_imported_from_their_pages():
