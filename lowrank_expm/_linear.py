@@ -69,16 +69,21 @@ def solve(
         c = core.skew(G, ts)
     gram = Solution(frame, G, c.C, T, np.asarray("gram"), c.order, c.squarings, c.bound, size)
     if method == "gram":
-        if _broken_down(c.C, G, c.bound):
-            raise ValueError(
-                "method 'gram' breaks down: U and V nearly span the same directions; "
-                "use method 'auto' or 'qr'"
-            )
+        require_unitary(c.C, G, c.bound)
         return gram
     doubtful = ~(c.bound <= TRUST * math.sqrt(2 * r) * np.finfo(real).eps / 2)
     if ts.ndim:
         doubtful = doubtful.any(axis=0)
     return _by_qr(frame, G, B, ts, dtype, size, doubtful) if doubtful.any() else gram
+
+
+def require_unitary(C: np.ndarray, G: np.ndarray, bound: np.ndarray) -> None:
+    """Raise where the route "gram" broke down."""
+    if _broken_down(C, G, bound):
+        raise ValueError(
+            "method 'gram' breaks down: U and V nearly span the same directions; "
+            "use method 'auto' or 'qr'"
+        )
 
 
 def _broken_down(C: np.ndarray, G: np.ndarray, bound: np.ndarray) -> bool:
@@ -205,7 +210,7 @@ def gram_in_range(
         G, T = accumulate(frame, B, dtype)
     else:
         T = project(frame, B, dtype)
-    if G.size and not _squares_fit(G, t):
+    if G.size and not squares_fit(G, t):
         frame = balanced(frame, dtype)
         G, T = accumulate(frame, B, dtype)
         if not np.isfinite(G).all():
@@ -214,7 +219,7 @@ def gram_in_range(
     return frame, G, T
 
 
-def _squares_fit(G: np.ndarray, t: np.ndarray) -> bool:
+def squares_fit(G: np.ndarray, t: np.ndarray) -> bool:
     """Whether the squared column lengths are finite, not huge, and small only where harmless."""
     d = np.diagonal(G, axis1=-2, axis2=-1).real
     top = np.finfo(G.dtype).maxexp
@@ -253,8 +258,13 @@ def orthonormal(frame: Frame, G: np.ndarray, dtype: np.dtype) -> tuple[np.ndarra
 def explain(*operands: tuple[str, Any]) -> None:
     """Raise for the operand that is not finite, or for a product that overflows."""
     _check(*operands)
-    names = " and ".join(name for name, _ in operands)
-    raise ValueError(f"a product of {names} overflows; scale {names} down or use a wider dtype")
+    raise overflow(*(name for name, _ in operands))
+
+
+def overflow(*names: str) -> ValueError:
+    """The error of a product of finite arguments that overflows."""
+    what = " and ".join(names)
+    return ValueError(f"a product of {what} overflows; scale {what} down or use a wider dtype")
 
 
 def _check(*operands: tuple[str, Any]) -> None:

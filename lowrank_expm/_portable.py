@@ -60,9 +60,18 @@ class Solved(NamedTuple):
 
 def multiply(U: Any, V: Any, B: Any, t: Any, method: str, out: Any = None) -> Any:
     """exp(t(U Vᴴ − V Uᴴ)) B."""
+    if _is_lazy(U, V, B, t):
+        from . import _dask
+
+        return _dask.multiply(U, V, B, t, method, out)
     a = arguments(U, V, B, t)
     Y = a.unfold(forward(a, method))
     return Y if out is None else written(out, Y)
+
+
+def _is_lazy(*given: Any) -> bool:
+    """Whether dask arrays are among the arguments: these have passes, and a graph, of their own."""
+    return any(library(a) == "dask" for a in given)
 
 
 def forward(a: Arguments, method: str) -> Array:
@@ -270,6 +279,10 @@ def linearise(a: Arguments, t: Array) -> tuple[Array, Linearised]:
 
 def general_multiply(L: Any, R: Any, B: Any, t: Any, out: Any = None) -> Any:
     """exp(t L Rᴴ) B."""
+    if _is_lazy(L, R, B, t):
+        from . import _dask
+
+        return _dask.general_multiply(L, R, B, t, out)
     a = arguments(L, R, B, t, names=("L", "R"), real_t=False)
     L, R, B, t = a.U, a.V, a.B, a.t
     xp = namespace(L)

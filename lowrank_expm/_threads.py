@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 
 # Below this many scalar products a second thread costs more than it saves (about 0.2 ms).
 WORTH_A_THREAD = 300_000
 
 # Held while kernels are imported and compiled, and while the pool is made.
 first_use = threading.RLock()
+
+_here = threading.local()
 
 _ready: set[tuple[str, str]] = set()
 _pool: ThreadPoolExecutor | None = None
@@ -57,9 +60,20 @@ class compiling:  # noqa: N801
             first_use.release()
 
 
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let kernels called from this thread use no other: a scheduler keeps the others busy."""
+    before, _here.alone = getattr(_here, "alone", False), True
+    try:
+        yield
+    finally:
+        _here.alone = before
+
+
 def share(count: int, cost: int, work: Callable[[int, int], object]) -> None:
     """Run work(first, last) over count items of `cost` scalar products, split between threads."""
-    parts = min(threads(), count, 1 + count * cost // WORTH_A_THREAD)
+    most = 1 if getattr(_here, "alone", False) else threads()
+    parts = min(most, count, 1 + count * cost // WORTH_A_THREAD)
     if parts <= 1:
         if count:
             work(0, count)

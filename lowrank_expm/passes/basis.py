@@ -68,7 +68,7 @@ def balanced(frame: Frame, dtype: np.dtype) -> Frame:
     Sizes are largest entries, which cannot over- or underflow; a pair with a zero column becomes
     zero, for it adds nothing.
     """
-    u, v = (_largest_entries(a) for a in frame.columns)
+    u, v = (largest_entries(a) for a in frame.columns)
     live = (u > 0) & (v > 0)
     with np.errstate(invalid="ignore"):
         gap = np.log2(np.where(live, v, 1.0)) - np.log2(np.where(live, u, 1.0))
@@ -79,7 +79,7 @@ def balanced(frame: Frame, dtype: np.dtype) -> Frame:
     return Frame(frame.columns, scale)
 
 
-def _largest_entries(a: np.ndarray) -> np.ndarray:
+def largest_entries(a: np.ndarray) -> np.ndarray:
     """The largest absolute entry of each column; not finite where the column is not."""
     step = max(1, BLOCK_BYTES // max(1, a.nbytes // max(1, a.shape[-2])))
     best = np.zeros((*a.shape[:-2], a.shape[-1]))
