@@ -28,7 +28,7 @@ class Certificate:
     angle : float or ndarray
         |t| ‖S‖₂, the largest rotation angle in radians.
     order : int
-        Order of the diagonal Padé approximant (the largest of a batch).
+        Degree of the Taylor polynomial (that of the largest angle of a batch).
     squarings : int
         Number of doublings (the largest of a batch).
     defect_bound : float or ndarray

@@ -8,12 +8,13 @@ from __future__ import annotations
 import itertools
 import math
 
+import array_api_strict
 import mpmath
 import numpy as np
 import pytest
 
 from lowrank_expm import core
-from lowrank_expm.core import certificate, exponential, selection
+from lowrank_expm.core import certificate, exponential, selection, taylor
 from lowrank_expm.core.compiled import skew_batch, skew_cores
 
 from . import generators as gen
@@ -29,6 +30,8 @@ THRESHOLDS = [
     for precision, (orders, thetas) in TABLES.items()
     for i, (order, theta) in enumerate(zip(orders, thetas, strict=True))
 ]
+# The threshold that half of the last one falls below.
+HALF_OF_THE_LAST = {"float32": 3, "float64": 5}
 FORMS = ("J", "W", "W and G")
 
 
@@ -102,7 +105,7 @@ def test_selected_branch_at_each_threshold(precision, i, order, theta, factor):
     elif i + 1 < len(orders):
         expected = (orders[i + 1], 0)
     else:
-        expected = (order, 1)
+        expected = (orders[HALF_OF_THE_LAST[precision]], 1)
     assert selection.select(alpha, orders, thetas) == expected
 
 
@@ -119,8 +122,9 @@ def test_selected_branch_between_adjacent_thresholds(precision):
 def test_every_doubling_of_the_last_threshold_adds_one_squaring(precision, s):
     orders, thetas = TABLES[precision]
     top = thetas[-1] * 2.0**s
+    fewer = orders[HALF_OF_THE_LAST[precision]]
     assert selection.select(top, orders, thetas) == (orders[-1], s)
-    assert selection.select(math.nextafter(top, math.inf), orders, thetas) == (orders[-1], s + 1)
+    assert selection.select(math.nextafter(top, math.inf), orders, thetas) == (fewer, s + 1)
     assert selection.select(0.75 * top, orders, thetas) == (orders[-1], s)
 
 
@@ -133,6 +137,42 @@ def test_selection_is_monotone_and_pure(precision):
     effort = [(s, order) for order, s in chosen]
     assert effort == sorted(effort)
     assert {order for order, _ in chosen} == set(orders)
+
+
+def backward_error(order, theta):
+    """The bound on ‖ΔA‖/‖A‖ with exp(A + ΔA) the Taylor polynomial of A, for ‖A‖ ≤ θ.
+
+    ΔA = log(exp(−A) T(A)): the series of its coefficients' moduli, from a'/a = (log a)'.
+    """
+    count = order + 80
+    with mpmath.workdps(40):
+        inverse = [mpmath.mpf(1) / mpmath.factorial(i) for i in range(count)]
+        a = [
+            mpmath.fsum((-1) ** (n - k) * inverse[n - k] * inverse[k] for k in range(order + 1))
+            if n > order
+            else mpmath.mpf(n == 0)
+            for n in range(count)
+        ]
+        log = [mpmath.mpf(0)] * count
+        for n in range(order + 1, count):
+            log[n] = a[n] - mpmath.fsum(k * log[k] * a[n - k] for k in range(order + 1, n)) / n
+        return mpmath.fsum(abs(log[n]) * mpmath.mpf(theta) ** (n - 1) for n in range(1, count))
+
+
+@pytest.mark.parametrize(("precision", "i", "order", "theta"), THRESHOLDS)
+def test_each_threshold_is_where_the_backward_error_reaches_the_unit_roundoff(
+    precision, i, order, theta
+):
+    assert backward_error(order, theta) * 2 / EPS[precision] == pytest.approx(1, rel=1e-12)
+
+
+def test_degrees_are_the_largest_for_their_number_of_products():
+    orders = sorted({*selection.ORDERS_32, *selection.ORDERS_64})
+    counts = [taylor.products(order) for order in orders]
+    assert counts == list(range(2, 2 + len(orders)))
+    # One power more or one block more than the square root asks for reaches no further.
+    for order, count in zip(orders, counts, strict=True):
+        assert order == max(k * (count + 2 - k) for k in range(1, count + 2))
 
 
 @pytest.mark.parametrize("precision", TABLES)
@@ -340,6 +380,61 @@ def test_dispatch_takes_any_library(library):
     assert np.abs(library.numpy(found.C) - expected.C).max() <= 20 * 2.0**-53
 
 
+# --- products --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """The shapes of the matrix products that arrays of the strict library have made so far."""
+    kind, made = type(array_api_strict.zeros(1)), []
+    plain = kind.__matmul__
+
+    def counting(a, b):
+        made.append(a.shape)
+        return plain(a, b)
+
+    monkeypatch.setattr(kind, "__matmul__", counting)
+    return made
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("precision", "i", "order", "theta"), THRESHOLDS)
+@pytest.mark.parametrize("doublings", [0, 1, 8, 9])
+def test_products_of_each_order(products, precision, i, order, theta, doublings, form):
+    """One plane: every norm that the selection looks at is the angle itself."""
+    if doublings and 2 * theta <= TABLES[precision][1][-1]:
+        theta = TABLES[precision][1][-1]
+    one, J = np.eye(2, dtype=precision), np.array([[0.0, 1.0], [-1.0, 0.0]], precision)
+    given = [None if a is None else array_api_strict.asarray(a) for a in _form(form, one, J)]
+    t = real(precision, [[0.999 * theta * 2.0**doublings]])
+    found = exponential.skew_core(given[0], array_api_strict.asarray(t), given[1])
+    assert found.squarings == doublings
+    assert doublings or found.order == order
+    chosen = (found.order, found.squarings)
+    assert len(products) == exponential.products(*chosen, *(a is not None for a in given))
+
+
+def _form(form, G, W):
+    """(G, W) of one of the three forms."""
+    return (None if form == "W" else G), (None if form == "J" else W)
+
+
+@pytest.mark.parametrize(
+    ("order", "squarings", "expected"),
+    [
+        # Without a Gram matrix, of W = J, and with both: polynomial, doublings, polish, bound.
+        (9, 0, (4, 4 + 1, 4 + 1 + 2)),
+        (16, 0, (6, 6 + 1, 6 + 1 + 2)),
+        (25, 1, (8 + 1 + 2, 8 + 2 + 4 + 1, 8 + 2 + 4 + 1 + 2)),
+        (25, 8, (8 + 8 + 2, 8 + 16 + 4 + 1, 8 + 16 + 4 + 1 + 2)),
+        (25, 9, (8 + 9 + 4, 8 + 18 + 8 + 1, 8 + 18 + 8 + 1 + 2)),
+    ],
+)
+def test_number_of_products(order, squarings, expected):
+    forms = ((False, True), (True, False), (True, True))
+    assert tuple(exponential.products(order, squarings, *form) for form in forms) == expected
+
+
 # --- batches ---------------------------------------------------------------------------------
 
 
@@ -458,7 +553,7 @@ def test_certificate_without_a_gram_matrix_is_that_of_the_identity():
     given = np.broadcast_to(np.eye(4, dtype=complex), (3, 4, 4))
     assert certificate.defect_bound(C, None) == pytest.approx(certificate.defect_bound(C, given))
     # Never below a few roundings, whatever the core.
-    assert certificate.defect_bound(np.zeros((2, 2)), None) == 8 * 2.0**-53
+    assert certificate.defect_bound(np.zeros((2, 2)), None) == certificate.DEFECT_FACTOR * 2.0**-53
 
 
 # --- balancing -------------------------------------------------------------------------------
@@ -518,7 +613,7 @@ def test_zero_matrices_give_zero_cores(twin):
     for dtype in gen.DTYPES:
         found = twin(np.zeros((2, 4, 4), dtype), real(dtype, 3.0), None)
         assert not found.C.any()
-        assert (found.order, found.squarings) == (3, 0)
+        assert (found.order, found.squarings) == (4, 0)
 
 
 # --- overflow --------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def room(name):
 def test_the_parser_of_these_tests_sees_imports():
     """Relative ones, those inside functions, and submodules imported by name."""
     inside, outside = imports_of(PACKAGE / "core" / "exponential.py")
-    assert {"_array", "core.pade", "core.selection", "core.certificate"} <= inside
+    assert {"_array", "core.taylor", "core.selection", "core.certificate"} <= inside
     assert {"__future__", "typing"} <= outside
     assert "core.compiled" in imports_of(PACKAGE / "core" / "__init__.py")[0]
     assert "numba" in imports_of(PACKAGE / "_numba.py")[1]

@@ -5,8 +5,6 @@ Nothing in here knows the long axis.
 
 from __future__ import annotations
 
-import math
-
 from .._array import Array, device, is_numpy, namespace
 from .._threads import compiling
 from . import derivative, exponential
@@ -14,18 +12,11 @@ from .exponential import Core
 
 __all__ = ["Core", "general", "skew", "skew_derivative", "skew_unchecked"]
 
-# Up to these sizes the compiled loops beat array operations: one matrix, and a batch of them,
-# which the compiled loops share between threads (measured on two cores).
-COMPILED_SINGLE = 64
-COMPILED_BATCH = 128
-
 
 def skew(G: Array | None, t: Array, W: Array | None = None) -> Core:
     """The core of exp(t F W Fᴴ); t broadcasts against the batch and has no matrix axes."""
     given: Array = W if G is None else G
-    single = math.prod(given.shape[:-2]) * math.prod(t.shape) <= 1
-    largest = COMPILED_SINGLE if single else COMPILED_BATCH
-    if is_numpy(namespace(given)) and 0 < given.shape[-1] <= largest:
+    if is_numpy(namespace(given)) and given.shape[-1]:
         with compiling("core", given.dtype.char):
             from .compiled import skew_cores
 
@@ -58,7 +49,7 @@ def skew_derivative(
     G: Array, t: Array, dG: Array, within: int | None = None
 ) -> tuple[Array, Array]:
     """C = φ₁(tJG) tJ and its derivative in the direction dG; at −t this is the adjoint map."""
-    if is_numpy(namespace(G)) and 0 < G.shape[-1] <= COMPILED_SINGLE:
+    if is_numpy(namespace(G)) and G.shape[-1]:
         with compiling("derivative", G.dtype.char):
             from .compiled_derivative import skew_derivatives
 
@@ -74,7 +65,7 @@ def _empty(given: Array, t: Array) -> Core:
     zero = xp.zeros(given.shape[:-2], dtype=t.dtype, device=where)
     shape = xp.broadcast_arrays(t, zero)[0].shape
     C = xp.zeros((*shape, 0, 0), dtype=given.dtype, device=where)
-    return Core(C, 3, 0, xp.zeros(shape, dtype=t.dtype, device=where))
+    return Core(C, 4, 0, xp.zeros(shape, dtype=t.dtype, device=where))
 
 
 def _finite(core: Core) -> Core:

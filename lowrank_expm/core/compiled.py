@@ -1,7 +1,8 @@
-"""The core's compiled twin for NumPy arrays: loops over small matrices, one element at a time.
+"""The core's compiled twin for NumPy arrays: products by BLAS, and fused loops between them.
 
-It follows `exponential.py` step by step and calls the same `select`. Kernels release the GIL, so
-the batch runs on ordinary threads: no threading layer that a fork could break is ever started.
+It follows `exponential.py` step by step, one matrix at a time, and calls the same `select`.
+Kernels release the GIL, so the batch runs on ordinary threads: no threading layer that a fork
+could break is ever started.
 """
 
 from __future__ import annotations
@@ -14,82 +15,47 @@ from .._array import Array
 from .._numba import inner, jit
 from .._threads import share
 from .certificate import DEFECT_FACTOR, MEANINGFUL
-from .exponential import DOUBLINGS_PER_POLISH, Core
-from .pade import COEFFICIENTS
+from .exponential import DOUBLINGS_PER_POLISH, SAFE_EXPONENT, Core
 from .selection import PLAIN, select, table
+from .taylor import COEFFICIENTS, width
 
-_select = inner(select)
-_WORK = 11
-# From this many columns on, products work on tiles.
-WIDE = 32
-
-
-def _table(start: int) -> np.ndarray:
-    """Every other Padé coefficient from `start` on, a row for each order; 0 where there is none."""
-    table = np.zeros((14, 8))
-    for order, b in COEFFICIENTS.items():
-        table[order, : len(b[start::2])] = b[start::2]
-    # Order 13 has A⁶ in front of its last three, which follow the slot of A⁸.
-    table[13, 4:] = [0, *table[13, 4:7]]
-    return table
+_select, width_of = inner(select), inner(width)
+_WORK = 10
+# From this many columns on, calling BLAS costs less than loops.
+BLAS = 6
 
 
-EVEN, ODD = _table(0), _table(1)
-_TABLES = {
-    char: (eps, *table(eps)) for char in "df" for eps in [float(np.finfo(np.dtype(char)).eps)]
-}
+def _tables(char: str) -> tuple[float, np.ndarray, tuple[int, ...], tuple[float, ...]]:
+    """Machine epsilon, Taylor coefficients, orders and thresholds of a real dtype."""
+    eps = float(np.finfo(np.dtype(char)).eps)
+    return eps, np.array(COEFFICIENTS, char), *table(eps)
+
+
+TABLES = {char: _tables(char) for char in "df"}
 
 
 @inner
 def mm(a, b, out):
-    """out = a @ b, as many rows of b at a time as there are registers for."""
-    m, depth, n = a.shape[0], a.shape[1], b.shape[1]
+    """out = a @ b."""
+    m = a.shape[0]
+    if m >= BLAS:
+        np.dot(a, b, out)
+        return
     for i in range(m):
-        for j in range(n):
-            out[i, j] = 0
-    tiled = m - m % 4 if n >= WIDE and not np.iscomplexobj(a) else 0
-    even = depth - depth % 4
-    for i in range(0, tiled, 4):
-        for k in range(0, even, 4):
-            _tile(a, b, i, k, out)
-    for i in range(tiled, m):
-        y = out[i]
-        for k in range(0, even, 4):
-            z0, z1, z2, z3 = b[k], b[k + 1], b[k + 2], b[k + 3]
-            a0, a1, a2, a3 = a[i, k], a[i, k + 1], a[i, k + 2], a[i, k + 3]
-            for j in range(n):
-                y[j] += a0 * z0[j] + a1 * z1[j] + a2 * z2[j] + a3 * z3[j]
-    for i in range(m):
-        y = out[i]
-        for k in range(even, depth):
-            f, z = a[i, k], b[k]
-            for j in range(n):
-                y[j] += f * z[j]
+        for j in range(m):
+            out[i, j] = a[i, 0] * b[0, j]
+        for k in range(1, m):
+            f = a[i, k]
+            for j in range(m):
+                out[i, j] += f * b[k, j]
 
 
 @inner
-def _tile(a, b, i, k, out):
-    """out[i:i+4] += a[i:i+4, k:k+4] @ b[k:k+4]; operands are loaded once, before any store."""
-    y0, y1, y2, y3 = out[i], out[i + 1], out[i + 2], out[i + 3]
-    z0, z1, z2, z3 = b[k], b[k + 1], b[k + 2], b[k + 3]
-    a0, a1, a2, a3 = a[i, k], a[i, k + 1], a[i, k + 2], a[i, k + 3]
-    b0, b1, b2, b3 = a[i + 1, k], a[i + 1, k + 1], a[i + 1, k + 2], a[i + 1, k + 3]
-    c0, c1, c2, c3 = a[i + 2, k], a[i + 2, k + 1], a[i + 2, k + 2], a[i + 2, k + 3]
-    d0, d1, d2, d3 = a[i + 3, k], a[i + 3, k + 1], a[i + 3, k + 2], a[i + 3, k + 3]
-    for j in range(out.shape[1]):
-        x0, x1, x2, x3 = z0[j], z1[j], z2[j], z3[j]
-        y0[j] += a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
-        y1[j] += b0 * x0 + b1 * x1 + b2 * x2 + b3 * x3
-        y2[j] += c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3
-        y3[j] += d0 * x0 + d1 * x1 + d2 * x2 + d3 * x3
-
-
-@inner
-def _copy(a, out):
-    """out = a: a loop, for a slice assignment compiles to very much more."""
+def scaled(f, a, out):
+    """out = f a, for matrices seen as vectors: rows may be too short for a loop of their own."""
+    g = out.real.dtype.type(f)
     for i in range(a.shape[0]):
-        for j in range(a.shape[1]):
-            out[i, j] = a[i, j]
+        out[i] = g * a[i]
 
 
 @inner
@@ -101,115 +67,18 @@ def _adjoint(a, out):
 
 
 @inner
-def _one_norm(a):
-    """The largest absolute column sum."""
+def _one_norm(a, sums):
+    """The largest absolute column sum; `sums` is scratch."""
+    for j in range(sums.shape[0]):
+        sums[j] = 0
+    for i in range(a.shape[0]):
+        for j in range(sums.shape[0]):
+            sums[j] += abs(a[i, j])
     best = 0.0
-    for j in range(a.shape[1]):
-        total = 0.0
-        for i in range(a.shape[0]):
-            total += abs(a[i, j])
-        if not total <= best:
-            best = total
+    for j in range(sums.shape[0]):
+        if not sums[j] <= best:
+            best = sums[j]
     return best
-
-
-@inner
-def _solve_small(a, x):
-    """Overwrite x by a⁻¹x and a by its factors: elimination with partial pivoting."""
-    m, n = a.shape[0], x.shape[1]
-    for c in range(m):
-        p, best = c, abs(a[c, c])
-        for i in range(c + 1, m):
-            if abs(a[i, c]) > best:
-                p, best = i, abs(a[i, c])
-        if p != c:
-            for j in range(m):
-                a[c, j], a[p, j] = a[p, j], a[c, j]
-            for j in range(n):
-                x[c, j], x[p, j] = x[p, j], x[c, j]
-        inverse = 1 / a[c, c]
-        for i in range(c + 1, m):
-            f = a[i, c] * inverse
-            for j in range(c + 1, m):
-                a[i, j] -= f * a[c, j]
-            for j in range(n):
-                x[i, j] -= f * x[c, j]
-    for c in range(m - 1, -1, -1):
-        inverse = 1 / a[c, c]
-        for j in range(n):
-            x[c, j] *= inverse
-        for i in range(c):
-            f = a[i, c]
-            for j in range(n):
-                x[i, j] -= f * x[c, j]
-
-
-@inner
-def _solve_panels(a, x):
-    """The same by panels of four columns, so that each row is read a quarter as often."""
-    m = a.shape[0]
-    for c in range(0, m, 4):
-        end = min(c + 4, m)
-        for p in range(c, end):
-            _pivot(a, x, p, end)
-        for p in range(c, end):
-            for i in range(p + 1, end):
-                _subtract(a[i, p], a[p], a[i], end)
-                _subtract(a[i, p], x[p], x[i], 0)
-        for i in range(end, m):
-            if end - c == 4:
-                _subtract_four(c, a[i], a, a[i], end)
-                _subtract_four(c, a[i], x, x[i], 0)
-    for c in range((m - 1) // 4 * 4, -1, -4):
-        end = min(c + 4, m)
-        for p in range(end - 1, c - 1, -1):
-            inverse = 1 / a[p, p]
-            for j in range(x.shape[1]):
-                x[p, j] *= inverse
-            for i in range(c, p):
-                _subtract(a[i, p], x[p], x[i], 0)
-        for i in range(c):
-            if end - c == 4:
-                _subtract_four(c, a[i], x, x[i], 0)
-            else:
-                for p in range(c, end):
-                    _subtract(a[i, p], x[p], x[i], 0)
-
-
-@inner
-def _pivot(a, x, p, end):
-    """Bring the largest entry of column p to row p, and eliminate in the columns before `end`."""
-    m = a.shape[0]
-    best = p
-    for i in range(p + 1, m):
-        if abs(a[i, p]) > abs(a[best, p]):
-            best = i
-    if best != p:
-        for j in range(m):
-            a[p, j], a[best, j] = a[best, j], a[p, j]
-        for j in range(x.shape[1]):
-            x[p, j], x[best, j] = x[best, j], x[p, j]
-    inverse = 1 / a[p, p]
-    for i in range(p + 1, m):
-        a[i, p] *= inverse
-        for j in range(p + 1, end):
-            a[i, j] -= a[i, p] * a[p, j]
-
-
-@inner
-def _subtract(f, row, out, start):
-    """out[start:] −= f row[start:]."""
-    for j in range(start, out.shape[0]):
-        out[j] -= f * row[j]
-
-
-@inner
-def _subtract_four(c, factors, rows, out, start):
-    """out[start:] −= factors[c:c+4] @ rows[c:c+4, start:]."""
-    f0, f1, f2, f3 = factors[c], factors[c + 1], factors[c + 2], factors[c + 3]
-    r0, r1, r2, r3 = rows[c], rows[c + 1], rows[c + 2], rows[c + 3]
-    for j in range(start, out.shape[0]):
-        out[j] -= f0 * r0[j] + f1 * r1[j] + f2 * r2[j] + f3 * r3[j]
 
 
 @inner
@@ -225,66 +94,81 @@ def _balance(G, scale):
 
 
 @inner
-def even_polynomials(order, w, P, V, scratch):
-    """P and V of the Padé approximant from A², A⁴, A⁶, A⁸ in w[1:5]."""
-    m = P.shape[0]
-    odd, even = ODD[order], EVEN[order]
-    A2, A4, A6, A8 = w[1], w[2], w[3], w[4]
-    if order == 13:
-        for i in range(m):
-            for j in range(m):
-                P[i, j] = odd[5] * A2[i, j] + odd[6] * A4[i, j] + odd[7] * A6[i, j]
-                V[i, j] = even[5] * A2[i, j] + even[6] * A4[i, j] + even[7] * A6[i, j]
-        mm(A6, P, A8)
-        mm(A6, V, scratch)
+def add_block(c, first, k, terms, out):
+    """out += c[first] terms[0] + … of k terms, two to five, for matrices seen as vectors."""
+    last, zero = k - 1, 0 * c[0]
+    c0, c1 = c[first], c[first + 1]
+    c2 = c[first + 2] if k > 2 else zero
+    c3 = c[first + 3] if k > 3 else zero
+    c4 = c[first + 4] if k > 4 else zero
+    z0, z1 = terms[0], terms[1]
+    z2, z3, z4 = terms[min(2, last)], terms[min(3, last)], terms[min(4, last)]
+    for i in range(out.shape[0]):
+        out[i] += c0 * z0[i] + c1 * z1[i] + c2 * z2[i] + c3 * z3[i] + c4 * z4[i]
+
+
+@inner
+def polynomial(order, c, start, w, flat):
+    """φ₁(A) (`start` 0) or exp(A) − I (1) from I, A, … in w, as `taylor.py`; returns its slot."""
+    k = width_of(order)
+    terms = flat[start:]
+    x, y = 6, 7
+    scaled(0, flat[0], flat[x])
+    add_block(c, order - k, k, terms, flat[x])
+    for first in range(order - 2 * k, -1, -k):
+        mm(w[k], w[x], w[y])
+        add_block(c, first, k, terms, flat[y])
+        x, y = y, x
+    return x
+
+
+@inner
+def double(C, G, gram, x, y):
+    """C ← 2C + CGC, in place; x and y are scratch."""
+    if gram:
+        mm(G, C, x)
+        mm(C, x, y)
     else:
-        for i in range(m):
-            for j in range(m):
-                scratch[i, j] = even[4] * A8[i, j]
-                A8[i, j] *= odd[4]
-    for i in range(m):
-        for j in range(m):
-            a2, a4, a6 = A2[i, j], A4[i, j], A6[i, j]
-            P[i, j] = A8[i, j] + (odd[1] * a2 + odd[2] * a4 + odd[3] * a6)
-            V[i, j] = scratch[i, j] + (even[1] * a2 + even[2] * a4 + even[3] * a6)
-        P[i, i] += odd[0]
-        V[i, i] += even[0]
+        mm(C, C, y)
+    for i in range(C.shape[0]):
+        for j in range(C.shape[1]):
+            C[i, j] += C[i, j] + y[i, j]
 
 
 @inner
 def polish(C, G, gram, w):
-    """One Newton–Schulz step towards the nearest unitary, in place."""
-    m = C.shape[0]
+    """One Newton–Schulz step towards the nearest unitary, in place; w is scratch."""
     GC, H, D = w[0], w[1], w[2]
+    _adjoint(C, H)
     if gram:
         mm(G, C, GC)
+        mm(H, GC, D)
     else:
-        _copy(C, GC)
-    _adjoint(C, H)
-    mm(H, GC, D)
-    for i in range(m):
-        for j in range(m):
+        mm(H, C, D)
+    for i in range(C.shape[0]):
+        for j in range(C.shape[1]):
             D[i, j] += C[i, j] + H[i, j]
     if gram:
         mm(G, D, GC)
         mm(C, GC, H)
     else:
         mm(C, D, H)
-    for i in range(m):
-        for j in range(m):
-            C[i, j] -= 0.5 * (D[i, j] + H[i, j])
+    half = C.real.dtype.type(0.5)
+    for i in range(C.shape[0]):
+        for j in range(C.shape[1]):
+            C[i, j] -= half * (D[i, j] + H[i, j])
 
 
 @inner
-def _defect_bound(C, G, gram, eps, w):
-    """The certified defect: see `certificate.defect_bound`."""
-    m = C.shape[0]
+def _defect_bound(C, G, gram, eps, w, d):
+    """The certified defect: see `certificate.defect_bound`; w and d are scratch."""
+    m = d.shape[0]
     Ch, H, X = w[0], w[1], w[2]
     for i in range(m):
-        di = math.sqrt(G[i, i].real) if gram else 1.0
+        d[i] = math.sqrt(G[i, i].real) if gram else 1
+    for i in range(m):
         for j in range(m):
-            dj = math.sqrt(G[j, j].real) if gram else 1.0
-            Ch[i, j] = di * C[i, j] * dj
+            Ch[i, j] = d[i] * C[i, j] * d[j]
     _adjoint(Ch, H)
     for i in range(m):
         for j in range(m):
@@ -308,139 +192,128 @@ def _frobenius(a):
 
 
 @inner
-def scale_down(A, orders, thetas, w):
-    """A/2ˢ and its even powers into w[:5] (0 where not needed); returns order and s.
+def scale_down(w, flat, orders, thetas, sums):
+    """The powers of A/2ˢ that its order needs, after I and A in w; returns order and s.
 
-    s is −1 where A is not finite.
+    s is −1 where A is not finite. `sums` is scratch.
     """
-    m = A.shape[0]
-    norm = _one_norm(A)
+    norm = alpha = _one_norm(w[1], sums)
     if not norm < np.inf:
-        return 0, -1
-    size = 2.0 ** math.floor(math.log2(norm)) if norm > 1 else 1.0
-    for i in range(m):
-        for j in range(m):
-            w[0, i, j] = A[i, j] / size
-            w[2, i, j] = w[3, i, j] = w[4, i, j] = 0
-    norm = alpha = _one_norm(w[0]) * size
-    mm(w[0], w[0], w[1])
+        return orders[-1], -1
+    halvings = max(math.frexp(norm)[1] - SAFE_EXPONENT, 0)
+    if halvings:
+        scaled(0.5**halvings, flat[1], flat[1])
+    mm(w[1], w[1], w[2])
+    ready = 2
     if norm > thetas[PLAIN - 1]:
-        mm(w[1], w[1], w[2])
+        ready = 4
         mm(w[2], w[1], w[3])
-        sharp = max(_one_norm(w[2]) ** 0.25, _one_norm(w[3]) ** (1 / 6)) * size
-        alpha = min(norm, sharp)
+        mm(w[2], w[2], w[4])
+        sharp = max(_one_norm(w[3], sums) ** (1 / 3), _one_norm(w[4], sums) ** (1 / 4))
+        alpha = min(norm, max(2.0**halvings * sharp, thetas[1]))
     order, squarings = _select(alpha, orders, thetas)
-    if order == 5 and norm <= thetas[PLAIN - 1]:
-        mm(w[1], w[1], w[2])
-    if order == 9:
-        mm(w[3], w[1], w[4])
-    scale = size * 0.5**squarings
-    for i in range(m):
-        for j in range(m):
-            w[0, i, j] *= scale
-            w[1, i, j] *= scale**2
-            w[2, i, j] *= scale**4
-            w[3, i, j] *= scale**6
-            w[4, i, j] *= scale**8
-    return order, squarings
+    k = width_of(order)
+    for i in range(ready, k):
+        mm(w[i], w[1], w[i + 1])
+    if squarings > halvings:
+        for i in range(1, k + 1):
+            scaled(0.5 ** ((squarings - halvings) * i), flat[i], flat[i])
+    return order, max(squarings, halvings)
 
 
 @inner
 def times_j(f, P, out):
     """out = f P J."""
-    m, r = P.shape[0], P.shape[0] // 2
-    for i in range(m):
+    r = P.shape[0] // 2
+    g = out.real.dtype.type(f)
+    for i in range(P.shape[0]):
         for j in range(r):
-            out[i, j] = -f * P[i, r + j]
-            out[i, r + j] = f * P[i, j]
+            out[i, j] = -g * P[i, r + j]
+            out[i, r + j] = g * P[i, j]
 
 
 @inner
-def solve(a, x):
-    """Overwrite x by a⁻¹x and a by its factors."""
-    if a.shape[0] < WIDE:
-        _solve_small(a, x)
-    else:
-        _solve_panels(a, x)
-
-
-@inner
-def _scaled_phi1(A, right, t, use_j, orders, thetas, w, C):
-    """C = φ₁(A/2ˢ) right/2ˢ (right = tJ if use_j). Returns order and s, −1 for overflow."""
-    m = A.shape[0]
-    order, squarings = scale_down(A, orders, thetas, w)
-    if squarings < 0:
-        return order, squarings
-    P, V, X = w[5], w[6], w[7]
-    even_polynomials(order, w, P, V, X)
-    mm(w[0], P, X)
+def generator_of(t, scale, G, Gs, A):
+    """Gs, the scaled G, and A = tJGs."""
+    m, r = G.shape[0], G.shape[0] // 2
     for i in range(m):
         for j in range(m):
-            V[i, j] -= X[i, j]
-    half = 0.5 ** (squarings - 1)
+            Gs[i, j] = scale[i] * G[i, j] * scale[j]
+    for i in range(r):
+        for j in range(m):
+            A[i, j], A[r + i, j] = t * Gs[r + i, j], -t * Gs[i, j]
+
+
+@inner
+def scaled_back(scale, C):
+    """C ← DCD with D = diag(scale)."""
+    for i in range(C.shape[0]):
+        for j in range(C.shape[1]):
+            C[i, j] *= scale[i] * scale[j]
+
+
+@inner
+def identity(out):
+    """out = I, if it was zero."""
+    for i in range(out.shape[0]):
+        out[i, i] = 1
+
+
+@inner
+def _product(t, G, gram, W, Gs, tW, A):
+    """A = tWG, with tW and G copied."""
+    m = A.shape[0]
+    for i in range(m):
+        for j in range(m):
+            A[i, j] = tW[i, j] = t * W[i, j]
+            Gs[i, j] = G[i, j]
+    if gram:
+        mm(tW, Gs, A)
+
+
+@inner
+def _times_w(P, half, t, gram, use_j, tW, C):
+    """C = half P tW; half is 1/2ˢ, and W is in P where there is no Gram matrix."""
     if use_j:
         times_j(half * t, P, C)
-    else:
-        for i in range(m):
-            for j in range(m):
-                right[i, j] *= half
-        mm(P, right, C)
-    solve(V, C)
-    return order, squarings
-
-
-@inner
-def _generator(G, gram, W, use_j, t, scale, Gs, right, A):
-    """A = tWG, with the balanced G in Gs and tW in right (not for W = J)."""
-    m, r = A.shape[0], A.shape[0] // 2
-    if use_j:
-        _balance(G, scale)
-        for i in range(m):
-            for j in range(m):
-                Gs[i, j] = scale[i] * G[i, j] * scale[j]
-        for i in range(r):
-            for j in range(m):
-                A[i, j], A[r + i, j] = t * Gs[r + i, j], -t * Gs[i, j]
         return
-    for i in range(m):
-        for j in range(m):
-            right[i, j] = t * W[i, j]
     if gram:
-        _copy(G, Gs)
-        mm(right, Gs, A)
-    else:
-        _copy(right, A)
+        mm(P, tW, C)
+    f = C.real.dtype.type(half)
+    for i in range(C.shape[0]):
+        for j in range(C.shape[1]):
+            C[i, j] = f * C[i, j] if gram else P[i, j]
 
 
 @jit
-def skew_batch(first, last, G, gram, W, use_j, t, eps, orders, thetas, C, chosen, bound):
+def skew_batch(first, last, G, gram, W, use_j, t, eps, c, orders, thetas, C, chosen, bound):
     """Cores first..last of a batch; a grid of t runs over the batch of G again and again."""
     m = C.shape[1]
     w = np.zeros((_WORK, m, m), C.dtype)
-    scale = np.ones(m, t.dtype)
-    Gs, X, right = w[8], w[9], w[10]
+    flat = w.reshape(_WORK, m * m)
+    scale, sums = np.ones(m, t.dtype), np.empty(m, t.dtype)
+    identity(w[0])
+    Gs, tW = w[8], w[9]
     for e in range(first, last):
-        g = e % G.shape[0]
-        _generator(G[g], gram, W[g], use_j, t[e], scale, Gs, right, X)
-        order, squarings = _scaled_phi1(X, right, t[e], use_j, orders, thetas, w, C[e])
-        chosen[e, 0], chosen[e, 1] = order, squarings
-        for s in range(squarings):
-            if gram:
-                mm(Gs, C[e], w[0])
-                mm(C[e], w[0], X)
-            else:
-                mm(C[e], C[e], X)
-            for i in range(m):
-                for j in range(m):
-                    C[e, i, j] = 2 * C[e, i, j] + X[i, j]
-            if (s + 1) % DOUBLINGS_PER_POLISH == 0 and s + 1 < squarings:
-                polish(C[e], Gs, gram, w)
-        polish(C[e], Gs, gram, w)
-        bound[e] = _defect_bound(C[e], Gs, gram, eps, w)
+        g, Ce = e % G.shape[0], C[e]
         if use_j:
-            for i in range(m):
-                for j in range(m):
-                    C[e, i, j] *= scale[i] * scale[j]
+            _balance(G[g], scale)
+            generator_of(t[e], scale, G[g], Gs, w[1])
+        else:
+            _product(t[e], G[g], gram, W[g], Gs, tW, w[1])
+        order, squarings = scale_down(w, flat, orders, thetas, sums)
+        chosen[e, 0], chosen[e, 1] = squarings, order
+        if squarings < 0:
+            continue
+        slot = polynomial(order, c, 0 if gram else 1, w, flat)
+        _times_w(w[slot], 0.5**squarings, t[e], gram, use_j, tW, Ce)
+        for s in range(squarings):
+            double(Ce, Gs, gram, w[1], w[2])
+            if (s + 1) % DOUBLINGS_PER_POLISH == 0 or s + 1 == squarings:
+                polish(Ce, Gs, gram, w[1:4])
+        bound[e] = _defect_bound(Ce, Gs, gram, eps, w[1:4], sums)
+        if use_j:
+            scaled_back(scale, Ce)
 
 
 def skew_cores(G: Array | None, t: np.ndarray, W: Array | None) -> Core:
@@ -454,13 +327,19 @@ def skew_cores(G: Array | None, t: np.ndarray, W: Array | None) -> Core:
     bound = np.empty(count, t.dtype)
     grams, generators = (matrices(given if a is None else a, shape) for a in (G, W))
     ts = np.array(np.broadcast_to(t, shape)).reshape(-1)
-    eps = float(np.finfo(given.dtype).eps)
-    common = (grams, G is not None, generators, W is None, ts, eps, *table(eps), C, chosen, bound)
+    tables = TABLES[t.dtype.char]
+    common = (grams, G is not None, generators, W is None, ts, *tables, C, chosen, bound)
     share(count, m**3, lambda first, last: skew_batch(first, last, *common))
-    order, squarings = chosen.max(axis=0, initial=0)
-    if chosen[:, 1].min(initial=0) < 0:
-        squarings = -1
-    return Core(C.reshape(*shape, m, m), int(order), int(squarings), bound.reshape(shape))
+    order, squarings = worst(chosen)
+    return Core(C.reshape(*shape, m, m), order, squarings, bound.reshape(shape))
+
+
+def worst(chosen: np.ndarray) -> tuple[int, int]:
+    """The order and squarings of the element with the largest angle; −1 if one overflowed."""
+    if not len(chosen):
+        return 4, 0
+    squarings, order = max(chosen.tolist())
+    return order, squarings if chosen[:, 0].min() >= 0 else -1
 
 
 def skew_core(G: np.ndarray, t: float) -> tuple[np.ndarray, float]:
@@ -468,11 +347,10 @@ def skew_core(G: np.ndarray, t: float) -> tuple[np.ndarray, float]:
     C = np.empty((1, *G.shape), G.dtype)
     real = G.real.dtype
     chosen, bound = np.empty((1, 2), np.int64), np.empty(1, real)
-    eps, orders, thetas = _TABLES[real.char]
     ts = np.array([t], real)
     G = G[None]
-    skew_batch(0, 1, G, True, G, True, ts, eps, orders, thetas, C, chosen, bound)
-    return C[0], float(bound[0]) if chosen[0, 1] >= 0 else math.inf
+    skew_batch(0, 1, G, True, G, True, ts, *TABLES[real.char], C, chosen, bound)
+    return C[0], float(bound[0]) if chosen[0, 0] >= 0 else math.inf
 
 
 def matrices(a: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

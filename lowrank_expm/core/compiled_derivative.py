@@ -9,18 +9,20 @@ import numpy as np
 from .._numba import inner, jit
 from .._threads import share
 from .compiled import (
-    EVEN,
-    ODD,
-    even_polynomials,
+    TABLES,
+    add_block,
+    generator_of,
+    identity,
     matrices,
     mm,
     polish,
     scale_down,
-    solve,
+    scaled,
+    scaled_back,
     times_j,
+    width_of,
 )
 from .exponential import DOUBLINGS_PER_POLISH
-from .selection import table
 
 _WORK = 22
 
@@ -37,18 +39,6 @@ def _evened(G, scale):
 
 
 @inner
-def _generator(t, scale, G, Gs, A):
-    """Gs, the scaled G, and A = tJGs."""
-    m, r = G.shape[0], G.shape[0] // 2
-    for i in range(m):
-        for j in range(m):
-            Gs[i, j] = scale[i] * G[i, j] * scale[j]
-    for i in range(r):
-        for j in range(m):
-            A[i, j], A[r + i, j] = t * Gs[r + i, j], -t * Gs[i, j]
-
-
-@inner
 def _mm2(a, b, c, d, out, scratch):
     """out = a @ b + c @ d."""
     mm(a, b, out)
@@ -59,117 +49,66 @@ def _mm2(a, b, c, d, out, scratch):
 
 
 @inner
-def _power_derivatives(order, w, d, scratch):
-    """The derivatives of A², A⁴, A⁶, A⁸ into d[1:5] from that of A in d[0]; 0 where not needed."""
-    for slot in range(1, 5):
-        for i in range(d.shape[1]):
-            for j in range(d.shape[1]):
-                d[slot, i, j] = 0
-    _mm2(w[0], d[0], d[0], w[0], d[1], scratch)
-    if order >= 5:
-        _mm2(d[1], w[1], w[1], d[1], d[2], scratch)
-    if order >= 7:
-        _mm2(d[2], w[1], w[2], d[1], d[3], scratch)
-    if order == 9:
-        _mm2(d[3], w[1], w[3], d[1], d[4], scratch)
+def _phi1(order, c, w, d, x, flat):
+    """φ₁(A) into x[4] and its derivative into x[5], from powers in w and their derivatives in d."""
+    k = width_of(order)
+    P, dP = flat[18], flat[19]
+    scaled(0, flat[0], P)
+    scaled(0, flat[0], dP)
+    for first in range(order - k, -1, -k):
+        if first < order - k:
+            _mm2(d[k], x[4], w[k], x[5], x[1], x[0])
+            mm(w[k], x[4], x[0])
+            scaled(1, flat[14], P)
+            scaled(1, flat[15], dP)
+        add_block(c, first, k, flat, P)
+        add_block(c, first, k, flat[8:], dP)
 
 
 @inner
-def _combine(c, start, w, out):
-    """out = c[start] w[1] + c[start+1] w[2] + c[start+2] w[3]."""
-    for i in range(out.shape[0]):
-        for j in range(out.shape[1]):
-            out[i, j] = (
-                c[start] * w[1, i, j] + c[start + 1] * w[2, i, j] + c[start + 2] * w[3, i, j]
-            )
-
-
-@inner
-def _polynomial_derivative(order, c, w, d, out, x, y):
-    """The derivative of one of the even polynomials; x and y are scratch."""
-    _combine(c, 1, d, out)
-    if order == 13:
-        _combine(c, 5, w, x)
-        mm(d[3], x, y)
-        _add(1.0, y, out)
-        _combine(c, 5, d, x)
-        mm(w[3], x, y)
-        _add(1.0, y, out)
-    else:
-        _add(c[4], d[4], out)
-
-
-@inner
-def _add(f, a, out):
-    """out += f a."""
-    for i in range(out.shape[0]):
-        for j in range(out.shape[1]):
-            out[i, j] += f * a[i, j]
-
-
-@inner
-def _scaled_phi1(t, orders, thetas, A, dA, w, d, x, C, dC):
-    """C = φ₁(A/2ˢ) tJ/2ˢ and its derivative; returns s."""
-    m = A.shape[0]
-    order, squarings = scale_down(A, orders, thetas, w)
-    if squarings < 0:
-        return squarings
-    half = 0.5**squarings
-    for i in range(m):
-        for j in range(m):
-            d[0, i, j] = half * dA[i, j]
-    _power_derivatives(order, w, d, x[0])
-    P, V, dP, dV = w[5], w[6], d[5], d[6]
-    # Before the polynomials, which overwrite A⁸.
-    _polynomial_derivative(order, ODD[order], w, d, dP, x[0], x[1])
-    _polynomial_derivative(order, EVEN[order], w, d, dV, x[0], x[1])
-    even_polynomials(order, w, P, V, x[0])
-    mm(w[0], P, x[0])
-    _add(-1.0, x[0], V)
-    _mm2(d[0], P, w[0], dP, x[0], x[1])
-    _add(-1.0, x[0], dV)
-    times_j(2 * half * t, P, C)
-    times_j(2 * half * t, dP, dC)
-    for i in range(m):
-        for j in range(m):
-            x[0, i, j] = V[i, j]
-    solve(x[0], C)
-    mm(dV, C, x[0])
-    _add(-1.0, x[0], dC)
-    solve(V, dC)
-    return squarings
+def _double(C, dC, G, dG, x):
+    """C ← 2C + CGC and dC ← 2dC + dC GC + C(dG C + G dC), in place."""
+    mm(G, C, x[0])
+    _mm2(dG, C, G, dC, x[1], x[2])
+    _mm2(dC, x[0], C, x[1], x[3], x[2])
+    mm(C, x[0], x[1])
+    for i in range(C.shape[0]):
+        for j in range(C.shape[1]):
+            dC[i, j] += dC[i, j] + x[3, i, j]
+            C[i, j] += C[i, j] + x[1, i, j]
 
 
 @jit
-def derivative_batch(first, last, G, dG, t, orders, thetas, C, dC, squarings):
+def derivative_batch(first, last, G, dG, t, c, orders, thetas, C, dC, squarings):
     """Cores first..last and their derivatives."""
     m = C.shape[1]
     work = np.zeros((_WORK, m, m), C.dtype)
-    w, d, x = work[:7], work[7:14], work[14:18]
-    Gs, dGs, A, dA = work[18], work[19], work[20], work[21]
-    scale = np.ones(m, t.dtype)
+    flat = work.reshape(_WORK, m * m)
+    w, d, x, Gs, dGs = work[:8], work[8:14], work[14:20], work[20], work[21]
+    scale, sums = np.ones(m, t.dtype), np.empty(m, t.dtype)
+    identity(w[0])
     for e in range(first, last):
+        Ce, dCe = C[e], dC[e]
         _evened(G[e], scale)
-        _generator(t[e], scale, G[e], Gs, A)
-        _generator(t[e], scale, dG[e], dGs, dA)
-        c, dc = C[e], dC[e]
-        squarings[e] = _scaled_phi1(t[e], orders, thetas, A, dA, w, d, x, c, dc)
-        for s in range(squarings[e]):
-            mm(Gs, c, x[0])
-            _mm2(dGs, c, Gs, dc, x[1], x[2])
-            _mm2(dc, x[0], c, x[1], x[3], x[2])
-            mm(c, x[0], x[1])
-            for i in range(m):
-                for j in range(m):
-                    dc[i, j] = 2 * dc[i, j] + x[3, i, j]
-                    c[i, j] = 2 * c[i, j] + x[1, i, j]
-            if (s + 1) % DOUBLINGS_PER_POLISH == 0:
-                polish(c, Gs, True, x)
-        polish(c, Gs, True, x)
-        for i in range(m):
-            for j in range(m):
-                c[i, j] *= scale[i] * scale[j]
-                dc[i, j] *= scale[i] * scale[j]
+        generator_of(t[e], scale, G[e], Gs, w[1])
+        generator_of(t[e], scale, dG[e], dGs, d[1])
+        order, s = scale_down(w, flat, orders, thetas, sums)
+        squarings[e] = s
+        if s < 0:
+            continue
+        half = 0.5**s
+        scaled(half, flat[9], flat[9])
+        for p in range(2, width_of(order) + 1):
+            _mm2(d[p - 1], w[1], w[p - 1], d[1], d[p], x[0])
+        _phi1(order, c, w, d, x, flat)
+        times_j(half * t[e], x[4], Ce)
+        times_j(half * t[e], x[5], dCe)
+        for i in range(s):
+            _double(Ce, dCe, Gs, dGs, x)
+            if (i + 1) % DOUBLINGS_PER_POLISH == 0 or i + 1 == s:
+                polish(Ce, Gs, True, x)
+        scaled_back(scale, Ce)
+        scaled_back(scale, dCe)
 
 
 def skew_derivatives(
@@ -183,7 +122,7 @@ def skew_derivatives(
     C, dC = (np.empty((count, m, m), G.dtype) for _ in range(2))
     squarings = np.zeros(count, np.int64)
     ts = np.array(np.broadcast_to(t, shape)).reshape(-1)
-    common = (*flat, ts, *table(float(np.finfo(G.dtype).eps)), C, dC, squarings)
+    common = (*flat, ts, *TABLES[t.dtype.char][1:], C, dC, squarings)
     share(count, 3 * m**3, lambda first, last: derivative_batch(first, last, *common))
     worst = -1 if squarings.min(initial=0) < 0 else int(squarings.max(initial=0))
     return C.reshape(*shape, m, m), dC.reshape(*shape, m, m), worst

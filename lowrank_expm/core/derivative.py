@@ -2,7 +2,7 @@
 
 For Φ(G, t) = φ₁(tWG) tW with W skew-Hermitian and G Hermitian, the adjoint of G ↦ DΦ(G, t)[·]
 with respect to Re tr(XᴴY) is DΦ(G, −t)[·]: each term (tWG)ⁱtW has the adjoint ((−t)WG)ⁱ(−t)W.
-So one forward derivative serves jvp and vjp alike. It differentiates the scaled Padé approximant
+So one forward derivative serves jvp and vjp alike. It differentiates the scaled polynomial
 and follows the doublings; polishing moves C by rounding only and has no derivative of its own.
 Nothing is divided by a gap between eigenvalues.
 """
@@ -10,8 +10,8 @@ Nothing is divided by a gap between eigenvalues.
 from __future__ import annotations
 
 from .._array import Array, diagonal, namespace
-from . import pade
-from .exponential import Scaled, apply_j, polish, scale_down, times_j
+from . import taylor
+from .exponential import apply_j, polish, scale_down, times_j
 
 
 def skew_core_derivative(
@@ -31,9 +31,12 @@ def skew_core_derivative(
         GC = G @ C
         return 2.0 * C + C @ GC, 2.0 * dC + dC @ GC + C @ (dG @ C + G @ dC)
 
-    pair = _scaled_phi1(A, t * apply_j(dG), t)
+    dpowers = _power_derivatives(A.powers, A.half() * t * apply_j(dG))
+    P, dP = taylor.phi1_derivative(A.powers, dpowers, A.order)
+    pair = A.half() * t * times_j(P), A.half() * t * times_j(dP)
     C, dC = A.doubled(pair, double, lambda pair: (polish(pair[0], G), pair[1]))
-    C = polish(C, G)
+    if A.within is not None or A.squarings > 0:
+        C = polish(C, G)
     scale = D[..., :, None] * D[..., None, :]
     return scale * C, scale * dC
 
@@ -53,25 +56,9 @@ def _lengths_evened(G: Array) -> Array:
     return xp.concat([c, 1.0 / c], axis=-1)
 
 
-def _scaled_phi1(s: Scaled, dA: Array, t: Array) -> tuple[Array, Array]:
-    """φ₁(A/2ˢ) tJ/2ˢ and its derivative."""
-    A, powers, order = s.A, s.powers, s.order
-    dA = s.half() * dA
-    dpowers = _power_derivatives(A, dA, powers)
-    P, V = pade.numerator_parts(powers, order)
-    dP, dV = pade.numerator_derivatives(powers, dpowers, order)
-    solve = namespace(A).linalg.solve
-    left, half = V - A @ P, s.half(1) * t
-    C = solve(left, half * times_j(P))
-    dC = solve(left, half * times_j(dP) - (dV - dA @ P - A @ dP) @ C)
-    return C, dC
-
-
-def _power_derivatives(A: Array, dA: Array, powers: list[Array]) -> list[Array]:
-    """The derivatives of A², A⁴, …."""
-    A2 = powers[0]
-    dA2 = A @ dA + dA @ A
-    derivatives = [dA2]
+def _power_derivatives(powers: list[Array], dA: Array) -> list[Array]:
+    """The derivatives of A, A², …."""
+    derivatives = [dA]
     for power in powers[:-1]:
-        derivatives.append(derivatives[-1] @ A2 + power @ dA2)
+        derivatives.append(derivatives[-1] @ powers[0] + power @ dA)
     return derivatives

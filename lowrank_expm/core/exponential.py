@@ -1,9 +1,9 @@
 """The core C with exp(t F W Fᴴ) = I + F C Fᴴ, in array-API operations, batched.
 
 C depends on the long axis only through the Gram matrix G = FᴴF:
-C = φ₁(tWG) tW, built by scaling, a Padé approximant, and the doubling C ← 2C + C G C, which is
+C = φ₁(tWG) tW, built by scaling, a Taylor polynomial, and the doubling C ← 2C + C G C, which is
 the square of I + F C Fᴴ. A polish (one Newton–Schulz step towards the nearest unitary, in m × m
-arithmetic) keeps rounding from growing with the number of doublings.
+arithmetic) keeps rounding from growing with the number of doublings. There are only products.
 
 The number of doublings follows from the values. Where nobody may look at these, because they lie
 on a device or are traced, a bound on it is given instead: every element then takes the highest
@@ -12,16 +12,19 @@ order and its own number of doublings, up to the bound, and is NaN beyond.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .._array import Array, adjoint, diagonal, eps, eye, largest, namespace, one_norm, repeat
-from . import pade
+from .._array import Array, adjoint, diagonal, eps, largest, namespace, one_norm, repeat
+from . import taylor
 from .certificate import defect_bound
 from .selection import PLAIN, select, table
 
 # Each doubling doubles the defect: after eight it is still far below one, where polishing squares.
 DOUBLINGS_PER_POLISH = 8
+# The fifth power of a matrix with a norm below two to this power does not overflow in any dtype.
+SAFE_EXPONENT = 24
 
 
 class Core(NamedTuple):
@@ -31,6 +34,16 @@ class Core(NamedTuple):
     order: int
     squarings: Any
     bound: Array
+
+
+def products(order: int, squarings: int, gram: bool, given: bool) -> int:
+    """The number of m × m products of `skew_core`; there is nothing else of order m³.
+
+    `gram` tells whether there is a Gram matrix, and `given` whether W is another than J.
+    """
+    polishes = -(-squarings // DOUBLINGS_PER_POLISH)
+    around = gram + 2 * (gram and given)  # the certificate; tWG and φ₁ tW
+    return taylor.products(order) + (1 + gram) * (squarings + 2 * polishes) + around
 
 
 def apply_j(right: Array) -> Array:
@@ -78,39 +91,39 @@ def skew_core(G: Array | None, t: Array, W: Array | None = None, within: int | N
         D = None
         right = t * W
         A = right if G is None else right @ G
-    A = scale_down(A, within)
-    C = _double(_scaled_phi1(A, right, t), G, A)
+    scaled = scale_down(A, within)
+    C = _double(_scaled_phi1(scaled, G, t, W, right), G, scaled)
     bound = defect_bound(C, G)
     if D is not None:
         C = D[..., :, None] * C * D[..., None, :]
-    return Core(C, A.order, A.squarings, bound)
+    return Core(C, scaled.order, scaled.squarings, bound)
 
 
 def general_core(M: Array, t: Array, within: int | None = None) -> Core:
     """The core of exp(t L Rᴴ) = I + L C Rᴴ, where M = RᴴL is any square matrix."""
     xp = namespace(M)
-    A = scale_down(t * M, within)
-    C = A.doubled(_scaled_phi1(A, t * eye(M), t), lambda C: 2.0 * C + C @ (M @ C))
-    return Core(C, A.order, A.squarings, xp.full_like(one_norm(A.A), xp.nan))
+    scaled = scale_down(t * M, within)
+    C = scaled.half() * t * taylor.phi1(scaled.powers, scaled.order)
+    C = scaled.doubled(C, lambda C: 2.0 * C + C @ (M @ C))
+    return Core(C, scaled.order, scaled.squarings, xp.full_like(one_norm(C), xp.nan))
 
 
 class Scaled(NamedTuple):
-    """A/2ˢ with the even powers that its Padé approximant needs.
+    """The powers of A/2ˢ that its Taylor polynomial needs.
 
     Without a bound on them the squarings are one number; with one, an array of whole numbers.
     """
 
-    A: Array
     powers: list[Array]
     order: int
     squarings: Any
     within: int | None
 
-    def half(self, steps: int = 0) -> Any:
-        """2^(steps − s), to multiply matrices by."""
+    def half(self) -> Any:
+        """2⁻ˢ, to multiply matrices by."""
         if self.within is None:
-            return 0.5 ** (self.squarings - steps)
-        return _half_power(self.squarings - steps)[..., None, None]
+            return 0.5**self.squarings
+        return _half_power(self.squarings)[..., None, None]
 
     def doubled(
         self, C: Any, double: Callable[[Any], Any], polish: Callable[[Any], Any] = lambda C: C
@@ -128,7 +141,7 @@ class Scaled(NamedTuple):
             for _ in range(start, stop):
                 C = double(C)
             return C
-        xp, s = namespace(self.A), self.squarings[..., None, None]
+        xp, s = namespace(self.powers[0]), self.squarings[..., None, None]
 
         def step(i: Any, C: Any) -> Any:
             return _map(lambda new, old: xp.where(start + i < s, new, old), double(C), C)
@@ -137,7 +150,7 @@ class Scaled(NamedTuple):
 
     def _nan_beyond(self) -> Array:
         """NaN for elements that need more squarings than the bound, else zero."""
-        xp, s = namespace(self.A), self.squarings
+        xp, s = namespace(self.powers[0]), self.squarings
         nan = xp.full_like(s, xp.nan)
         return xp.where(s <= self.within, xp.zeros_like(s), nan)[..., None, None]
 
@@ -157,87 +170,81 @@ def _half_power(s: Array) -> Array:
 def scale_down(A: Array, within: int | None = None) -> Scaled:
     """Choose order and squarings, one for the whole batch or within a bound, and scale."""
     orders, thetas = table(eps(A))
-    unit, size = _unit_scaled(A)
+    norm = one_norm(A)
     if within is not None:
-        return _scale_blindly(unit, size, orders[-1], thetas, within)
-    powers, alpha = _powers(unit, size, thetas)
-    order, squarings = select(largest(alpha), orders, thetas)
-    scale = (size * 0.5 ** max(squarings, 0))[..., None, None]
-    powers = [p * scale ** (2 * i + 2) for i, p in enumerate(powers)]
-    while len(powers) < pade.POWERS[order]:
-        powers.append(powers[-1] @ powers[0])
-    return Scaled(unit * scale, powers[: pade.POWERS[order]], order, squarings, None)
+        return _scale_blindly(A, norm, orders[-1], thetas, within)
+    alpha = largest(norm)
+    halvings = max(math.frexp(alpha)[1] - SAFE_EXPONENT, 0)
+    powers = _powers(0.5**halvings * A if halvings else A, 2 if alpha <= thetas[PLAIN - 1] else 4)
+    if len(powers) == 4:
+        alpha = largest(_sharp(norm, powers, 2.0**halvings, thetas))
+    order, squarings = select(alpha, orders, thetas)
+    powers = _powers(powers[0], taylor.width(order), powers)
+    if squarings >= 0:
+        powers = _multiplied(powers, 0.5 ** max(squarings - halvings, 0))
+        squarings = max(squarings, halvings)
+    return Scaled(powers, order, squarings, None)
 
 
 def _scale_blindly(
-    unit: Array, size: Array, order: int, thetas: tuple[float, ...], within: int
+    A: Array, norm: Array, order: int, thetas: tuple[float, ...], within: int
 ) -> Scaled:
     """The highest order and, element by element, the squarings that it needs."""
-    xp = namespace(unit)
-    A2, A4, A6 = _three_powers(unit)
-    alpha = _sharp(one_norm(unit) * size, A4, A6, size, thetas)
-    s = xp.ceil(xp.log2(xp.where(alpha > thetas[-1], alpha / thetas[-1], xp.ones_like(alpha))))
-    s = xp.where(xp.isfinite(alpha), s, xp.full_like(s, xp.inf))
-    scaled = Scaled(unit, [A2, A4, A6], order, s, within)
-    scale = size[..., None, None] * scaled.half()
-    powers = [p * scale ** (2 * i + 2) for i, p in enumerate(scaled.powers)]
-    return scaled._replace(A=unit * scale, powers=powers)
-
-
-def _scaled_phi1(s: Scaled, right: Array | None, t: Array) -> Array:
-    """φ₁(A/2ˢ) right/2ˢ; `right` None means tJ."""
-    P, V = pade.numerator_parts(s.powers, s.order)
-    half = s.half(1)
-    right = (half * t) * times_j(P) if right is None else P @ (half * right)
-    return namespace(s.A).linalg.solve(V - s.A @ P, right)
-
-
-def _unit_scaled(A: Array) -> tuple[Array, Array]:
-    """A divided by a power of two that brings a large 1-norm near one, and that power.
-
-    Then no product can overflow, and small matrices need no scaling.
-    """
     xp = namespace(A)
-    norm = one_norm(A)
     safe = xp.where(norm > 1, norm, xp.ones_like(norm))
     size = xp.pow(2.0 * xp.ones_like(safe), xp.floor(xp.log2(safe)))
-    return A / size[..., None, None], size
+    powers = _powers(A / size[..., None, None], taylor.width(order))
+    alpha = _sharp(norm, powers, size, thetas)
+    s = xp.ceil(xp.log2(xp.where(alpha > thetas[-1], alpha / thetas[-1], xp.ones_like(alpha))))
+    s = xp.where(xp.isfinite(alpha), s, xp.full_like(s, xp.inf))
+    scaled = Scaled(powers, order, s, within)
+    return scaled._replace(powers=_multiplied(powers, size[..., None, None] * scaled.half()))
 
 
-def _powers(unit: Array, size: Array, thetas: tuple[float, ...]) -> tuple[list[Array], Array]:
-    """Even powers of the unit-scaled matrix and the α that decides its scaling.
+def _powers(A: Array, count: int, known: list[Array] | None = None) -> list[Array]:
+    """A, A², …, `count` of them."""
+    powers = [A, A @ A] if known is None else known[:count]
+    while len(powers) < count:
+        powers.append(powers[1] @ powers[1] if len(powers) == 3 else powers[-1] @ A)
+    return powers
 
-    ‖A⁴‖^¼ and ‖A⁶‖^⅙ see the eigenvalues, where the plain norm sees the basis: without them a
+
+def _multiplied(powers: list[Array], scale: Any) -> list[Array]:
+    """The powers of `scale` times the matrix."""
+    if isinstance(scale, float) and scale == 1.0:
+        return powers
+    return [scale ** (i + 1) * power for i, power in enumerate(powers)]
+
+
+def _sharp(norm: Array, powers: list[Array], size: Any, thetas: tuple[float, ...]) -> Array:
+    """The size that decides about order and scaling, from the powers of A divided by `size`.
+
+    ‖A³‖^⅓ and ‖A⁴‖^¼ see the eigenvalues, where the plain norm sees the basis: without them a
     nearly parallel pair is scaled far too often (Al-Mohy and Higham 2009, doi:10.1137/09074721X).
+    They bound every power from the sixth on, so that the second order is the least they can choose.
     """
-    norm = one_norm(unit) * size
-    A2 = unit @ unit
-    if largest(norm) <= thetas[PLAIN - 1]:
-        return [A2], norm
-    _, A4, A6 = powers = _three_powers(unit, A2)
-    return powers, _sharp(norm, A4, A6, size, thetas)
-
-
-def _three_powers(unit: Array, A2: Array | None = None) -> list[Array]:
-    """A², A⁴ and A⁶."""
-    A2 = unit @ unit if A2 is None else A2
-    A4 = A2 @ A2
-    return [A2, A4, A4 @ A2]
-
-
-def _sharp(norm: Array, A4: Array, A6: Array, size: Array, thetas: tuple[float, ...]) -> Array:
-    """The α of `_powers` from the norm, and powers of the unit-scaled matrix."""
     xp = namespace(norm)
-    sharp = xp.maximum(one_norm(A4) ** (1 / 4), one_norm(A6) ** (1 / 6)) * size
+    sharp = xp.maximum(one_norm(powers[2]) ** (1 / 3), one_norm(powers[3]) ** (1 / 4)) * size
+    sharp = xp.maximum(sharp, xp.full_like(sharp, thetas[1]))
     return xp.where(norm <= thetas[PLAIN - 1], norm, xp.minimum(norm, sharp))
 
 
+def _scaled_phi1(s: Scaled, G: Array | None, t: Array, W: Array | None, right: Array) -> Array:
+    """φ₁(A/2ˢ) tW/2ˢ, where `right` is tW unless W is J; without a Gram matrix A is tW."""
+    if G is None:
+        return taylor.expm1(s.powers, s.order)
+    P = taylor.phi1(s.powers, s.order)
+    return (s.half() * t) * times_j(P) if W is None else P @ (s.half() * right)
+
+
 def _double(C: Array, G: Array | None, A: Scaled) -> Array:
-    """The doublings of a unitary core, polished on the way and at the end."""
+    """The doublings of a unitary core, polished on the way and, if there are any, at the end."""
 
     def double(C: Array) -> Array:
         return 2.0 * C + C @ (C if G is None else G @ C)
 
+    if A.within is None and A.squarings <= 0:
+        return C
     return polish(A.doubled(C, double, lambda C: polish(C, G)), G)
 
 

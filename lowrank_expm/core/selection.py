@@ -1,23 +1,34 @@
-"""Padé order and number of squarings: a pure function of one norm and the precision.
+"""Taylor degree and number of squarings: a pure function of one norm and the precision.
 
-The thresholds are those of Higham (2005, doi:10.1137/04061101X): up to ``theta`` the diagonal
-Padé approximant of that order has a relative backward error below the unit roundoff. Both the
-array-API core and its compiled twin call `select`, so they cannot disagree.
+Up to ``theta`` the Taylor polynomial of exp of that degree has a relative backward error below
+the unit roundoff u: it is the exponential of A + ΔA with ‖ΔA‖ ≤ u‖A‖ (Al-Mohy and Higham 2011,
+doi:10.1137/100788860, equation 3.6). Both the array-API core and its compiled twin call `select`,
+so they cannot disagree. The degrees are those that Paterson and Stockmeyer's scheme reaches with
+the same number of products as smaller ones; beyond the last of each precision a doubling is
+cheaper and loses no digits, where terms of size e^θ would cancel.
 """
 
-ORDERS_64 = (3, 5, 7, 9, 13)
+ORDERS_64 = (4, 6, 9, 12, 16, 20, 25)
 THETAS_64 = (
-    1.495585217958292e-2,
-    2.539398330063230e-1,
-    9.504178996162932e-1,
-    2.097847961257068e0,
-    5.371920351148152e0,
+    3.397168839976961e-4,
+    9.065656407595101e-3,
+    8.957760203223342e-2,
+    2.9961589138115805e-1,
+    7.8028742566265743e-1,
+    1.4382525968043369e0,
+    2.4285825244428264e0,
 )
-ORDERS_32 = (3, 5, 7)
-THETAS_32 = (4.258730016922831e-1, 1.880152677804762e0, 3.925724783138660e0)
+ORDERS_32 = (4, 6, 9, 12, 16)
+THETAS_32 = (
+    5.1166193634450862e-2,
+    2.4952893228466977e-1,
+    7.7951133743580307e-1,
+    1.4616615072090336e0,
+    2.4782808775219714e0,
+)
 
-# Orders 3 and 5 need no power beyond A⁴, so there the plain norm decides.
-PLAIN = 2
+# Up to the third order no power beyond A³ is needed, so there the plain norm decides.
+PLAIN = 3
 
 
 def table(eps: float) -> tuple[tuple[int, ...], tuple[float, ...]]:
@@ -29,11 +40,11 @@ def select(alpha, orders, thetas):  # type: ignore[no-untyped-def]
     """The order and squarings for a matrix of size `alpha`; −1 squarings if it is not finite."""
     if not alpha < float("inf"):
         return orders[-1], -1
-    for i in range(len(orders)):
-        if alpha <= thetas[i]:
-            return orders[i], 0
     squarings = 0
     while alpha > thetas[-1]:
         alpha = 0.5 * alpha
         squarings += 1
-    return orders[-1], squarings
+    i = 0
+    while alpha > thetas[i]:
+        i += 1
+    return orders[i], squarings
