@@ -100,18 +100,22 @@ def _broken_down(C: np.ndarray, G: np.ndarray, bound: np.ndarray) -> bool:
     return not (np.abs(eigenvalues_squared) <= 8 * G.shape[-1]).all()
 
 
-def solve_plain(U: Any, V: Any, B: Any, t: Any) -> np.ndarray | None:
+def solve_plain(U: Any, V: Any, B: Any, t: Any, out: Any = None) -> np.ndarray | None:
     """The result for one small problem of plain arguments, or None: then `solve` must look closer.
 
     It is "auto" on the route "gram", for numbers of ordinary size and with a certificate to trust.
     """
     if type(t) not in (float, int) or not plain.is_plain(U, V, B) or len(U) <= 2 * U.shape[1]:
         return None
+    if out is not None and not plain.is_plain_output(out, U, V, B):
+        return None
     with compiling("plain", U.dtype.char):
-        return _solve_plain(U, V, B, t)
+        return _solve_plain(U, V, B, t, out)
 
 
-def _solve_plain(U: np.ndarray, V: np.ndarray, B: np.ndarray, t: float) -> np.ndarray | None:
+def _solve_plain(
+    U: np.ndarray, V: np.ndarray, B: np.ndarray, t: float, out: np.ndarray | None
+) -> np.ndarray | None:
     """The same for arguments that are plain."""
     from .core.compiled import skew_core
 
@@ -127,7 +131,7 @@ def _solve_plain(U: np.ndarray, V: np.ndarray, B: np.ndarray, t: float) -> np.nd
     Z = C @ T
     if not np.abs(Z).max() < info.high:
         return None
-    return plain.update(U, V, Z, B)
+    return plain.update(U, V, Z, B, out)
 
 
 class _Limits(NamedTuple):

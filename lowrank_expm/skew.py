@@ -81,8 +81,8 @@ def skew_expm_multiply(
     array([0., 3., 5.])
     """
     _method(method)
-    if method == "auto" and out is None:
-        Y = _linear.solve_plain(U, V, B, t)
+    if method == "auto":
+        Y = _linear.solve_plain(U, V, B, t, out)
         if Y is not None:
             return Y
     if is_foreign(U, V, B, t):

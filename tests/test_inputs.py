@@ -9,7 +9,7 @@ import array_api_strict
 import numpy as np
 import pytest
 
-from lowrank_expm import LowRankSkew, expm_multiply, skew_expm_multiply
+from lowrank_expm import LowRankSkew, _linear, expm_multiply, skew_expm_multiply
 from lowrank_expm import _inputs as inputs
 
 from . import generators as gen
@@ -352,6 +352,17 @@ def test_out_for_a_vector(call):
     assert np.array_equal(out, expected)
     assert call(U, V, b, 0.3, out=b) is b
     assert np.array_equal(b, expected)
+
+
+@pytest.mark.parametrize("dtype", gen.DTYPES)
+def test_a_small_problem_with_out_takes_the_short_way(monkeypatch, dtype):
+    """The same bits as without it, and nothing that `solve` would have to look at."""
+    U, V, B = problem(dtype, dtype, dtype)
+    expected = skew_expm_multiply(U, V, B, 0.3)
+    monkeypatch.setattr(_linear, "solve", None)
+    for out in (np.empty_like(B), B):
+        assert skew_expm_multiply(U, V, B, 0.3, out=out) is out
+        assert np.array_equal(out, expected)
 
 
 @pytest.mark.parametrize("layout", ["C", "Fortran", "reversed", "sliced", "unaligned"])

@@ -40,6 +40,20 @@ def is_plain(U: np.ndarray, V: np.ndarray, B: np.ndarray) -> bool:
     )
 
 
+def is_plain_output(out: np.ndarray, U: np.ndarray, V: np.ndarray, B: np.ndarray) -> bool:
+    """Whether the result for plain arrays can be written to `out`: B itself, or far from all."""
+    inputs = (U, V) if out is B else (U, V, B)
+    return (
+        type(out) is np.ndarray
+        and out.dtype is B.dtype
+        and out.shape == B.shape
+        and out.flags.c_contiguous
+        and out.flags.aligned
+        and out.flags.writeable
+        and not any(np.may_share_memory(out, a) for a in inputs)
+    )
+
+
 def accumulate(U: np.ndarray, V: np.ndarray, B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """G = XᴴX and T = XᴴB for X = [U V]."""
     from .kernels import accumulate_tasks
@@ -58,12 +72,14 @@ def accumulate(U: np.ndarray, V: np.ndarray, B: np.ndarray) -> tuple[np.ndarray,
     return np.ascontiguousarray(sums[:, :m]), sums[:, m:]
 
 
-def update(U: np.ndarray, V: np.ndarray, Z: np.ndarray, B: np.ndarray) -> np.ndarray:
-    """B + X Z."""
+def update(
+    U: np.ndarray, V: np.ndarray, Z: np.ndarray, B: np.ndarray, out: np.ndarray | None
+) -> np.ndarray:
+    """B + X Z, in `out` if that is given."""
     from .kernels import update_tasks
 
     u, v, b = _rows(U), _rows(V), _rows(B)
-    Y = np.empty_like(B)
+    Y = np.empty_like(B) if out is None else out
     none = _NO_SCALE[u.dtype.char], _NO_FACTORS[u.dtype.char]
     z = real_factor(Z, U.dtype)[None, None]
     update_tasks(0, 1, 1, len(U), True, u, v, *none, z, b, _rows(Y)[None])
