@@ -11,6 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from docutils import nodes
 from sphinx.application import Sphinx
 
 HERE = Path(__file__).parent
@@ -78,6 +79,15 @@ def escape_bars(app: object, what: str, name: str, obj: object, options: object,
     lines[:] = [re.sub(r"(?<!\\)\|", r"\\|", line) for line in lines]
 
 
+def trim_blocks(app: object, doctree: nodes.document) -> None:
+    """Code blocks end with an empty line for doctest, not for readers."""
+    for block in list(doctree.findall(nodes.literal_block)):
+        if block.rawsource == block.astext():  # else it is highlighted already
+            block.rawsource = block.rawsource.rstrip("\n")
+            block[:] = [nodes.Text(block.rawsource)]
+
+
 def setup(app: Sphinx) -> None:
-    """Before numpydoc reads the docstrings, which it does at priority 500."""
+    """Docstrings before numpydoc reads them, which it does at priority 500."""
     app.connect("autodoc-process-docstring", escape_bars, priority=400)
+    app.connect("doctree-read", trim_blocks)
