@@ -168,7 +168,7 @@ def output(out: Any, shape: Shape, dtype: np.dtype, B: np.ndarray, *inputs: np.n
     if not out.flags.writeable:
         raise ValueError("out is read-only; pass a writable array")
     others = inputs if _same(out, B) else (B, *inputs)
-    if any(_overlap(out, a) for a in others):
+    if any(overlap(out, a) for a in others):
         raise ValueError("out overlaps an input; pass B itself or an array of its own memory")
 
 
@@ -188,7 +188,7 @@ def _steps(a: np.ndarray) -> list[int]:
     return [s for n, s in zip(a.shape, a.strides, strict=True) if n > 1]
 
 
-def _overlap(a: np.ndarray, b: np.ndarray) -> bool:
+def overlap(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether two arrays share memory; undecided counts as shared."""
     if not np.may_share_memory(a, b):
         return False

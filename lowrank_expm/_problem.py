@@ -79,10 +79,12 @@ class Problem(NamedTuple):
 
     def stack(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         """Results for each t as one array in the shape and dtype of Y."""
-        grid = (len(parts),) if self.t.ndim else ()
-        Y = np.empty((*grid, *self.shape), self.dtype)
-        for target, part in zip(Y if grid else [Y], parts, strict=True):
-            target[...] = self.unfold(part)
+        if self.t.ndim:
+            Y = np.empty((len(parts), *self.shape), self.dtype)
+            for target, part in zip(Y, parts, strict=True):
+                target[...] = self.unfold(part)
+        else:
+            Y = self.unfold(parts[0]).astype(self.dtype, copy=False)
         return Y[..., 0] if self.vector else Y
 
 

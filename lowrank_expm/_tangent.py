@@ -19,6 +19,7 @@ from .passes import Frame, passes_for
 from .passes.portable_passes import beside
 
 Bars = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+Targets = tuple[np.ndarray, np.ndarray, np.ndarray] | None
 
 
 class Tangent(NamedTuple):
@@ -81,16 +82,17 @@ class Gram(NamedTuple):
         Z = Z + dt * apply_j(self.T + self.G @ (L.P @ self.T))
         return _moved(L, self.B, self.T, Z, dB)
 
-    def vjp(self, Ybar: np.ndarray) -> Bars:
-        """The cotangents of U, V, B and t."""
+    def vjp(self, Ybar: np.ndarray, out: Targets = None) -> Bars:
+        """The cotangents of U, V, B and t, the first three in `out` if that is given."""
         dtype, T = self.G.dtype, self.T
         P = project(self.X, Ybar, dtype)
         back, Gbar = core.skew_derivative(self.G, -self.t, P @ adjoint(T), self.within)
         Z, Tbar = adjoint(back) @ T, back @ P
         require_range(Gbar, Z, Tbar)
         tbar = _inner(P, apply_j(T + self.G @ Z))
+        given = {} if out is None else {"out": out}
         bars = passes_for(self.T).combine(
-            self.X, Ybar, self.B, Gbar + adjoint(Gbar), Z, Tbar, dtype
+            self.X, Ybar, self.B, Gbar + adjoint(Gbar), Z, Tbar, dtype, **given
         )
         return *bars, tbar
 
@@ -143,8 +145,8 @@ class Framed(NamedTuple):
         Z = self.root @ (Z + motion @ self._inside(self.T))
         return _moved(self.tangent(dU, dV), self.B, self.T, Z, dB)
 
-    def vjp(self, Ybar: np.ndarray) -> Bars:
-        """The cotangents of U, V, B and t."""
+    def vjp(self, Ybar: np.ndarray, out: Targets = None) -> Bars:
+        """The cotangents of U, V, B and t, in new memory."""
         t, JRh, dtype = self.t, self.JRh, self.root.dtype
         P, b = self._inside(project(self.F, Ybar, dtype)), self._inside(self.T)
         phi = spectral.phi1(self.spectrum, t)
@@ -195,8 +197,8 @@ class Direct(NamedTuple):
         L = self.tangent(dU, dV).N + dt * spectral.generator_exp(self.spectrum, self.t)
         return L @ self.B + spectral.exp(self.spectrum, self.t) @ dB
 
-    def vjp(self, Ybar: np.ndarray) -> Bars:
-        """The cotangents of U, V, B and t."""
+    def vjp(self, Ybar: np.ndarray, out: Targets = None) -> Bars:
+        """The cotangents of U, V, B and t, in new memory."""
         t = self.t
         E = spectral.exp_derivative(self.spectrum, -t, t * Ybar @ adjoint(self.B))
         E = E - adjoint(E)

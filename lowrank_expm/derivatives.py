@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from . import _inputs
 from ._array import is_foreign
 from ._problem import Problem, direction, problem, summed_to, time_direction
-from ._tangent import Linearised
+from ._tangent import Linearised, Targets
 
 __all__ = ["jvp", "vjp"]
 
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
 Cotangents = tuple[np.ndarray, np.ndarray, np.ndarray, Any]
 
 
@@ -80,7 +82,7 @@ def jvp(
     return p.stack([Y for Y, _ in pairs]), p.stack([dY for _, dY in pairs])
 
 
-def vjp(U: Any, V: Any, B: Any, *, t: Any = 1.0) -> tuple[np.ndarray, Callable[[Any], Cotangents]]:
+def vjp(U: Any, V: Any, B: Any, *, t: Any = 1.0) -> tuple[np.ndarray, Callable[..., Cotangents]]:
     """Y = exp(t(U Vᴴ − V Uᴴ)) B and the map from a cotangent of Y to those of the arguments.
 
     Parameters
@@ -94,14 +96,17 @@ def vjp(U: Any, V: Any, B: Any, *, t: Any = 1.0) -> tuple[np.ndarray, Callable[[
     Y : ndarray
         In the shape and dtype of `skew_expm_multiply`.
     pullback : callable
-        ``pullback(Ybar)`` returns (Ubar, Vbar, Bbar, tbar) in the shapes of U, V, B and t, real
-        where those are real. It may be called any number of times, as long as U, V and B are
-        not changed.
+        ``pullback(Ybar, out=None)`` returns (Ubar, Vbar, Bbar, tbar) in the shapes of U, V, B and
+        t, real where those are real. It may be called any number of times, as long as U, V and B
+        are not changed. ``out`` is three NumPy arrays for Ubar, Vbar and Bbar, in their shapes
+        and the floating dtypes of U, V and B, that overlap neither each other nor the arguments:
+        for long arrays new memory costs as much as the arithmetic.
 
     Raises
     ------
     ValueError, TypeError
-        As `skew_expm_multiply`; the pullback for a Ybar that does not fit Y.
+        As `skew_expm_multiply`; the pullback for a Ybar that does not fit Y, or an `out` that
+        does not fit U, V and B.
 
     Notes
     -----
@@ -130,11 +135,15 @@ def vjp(U: Any, V: Any, B: Any, *, t: Any = 1.0) -> tuple[np.ndarray, Callable[[
     results, linears = zip(*map(p.linearised, p.times), strict=True) if p.t.size else ((), ())
     Y = p.stack(results)
 
-    def pullback(Ybar: Any) -> Cotangents:
+    def pullback(Ybar: Any, *, out: Any = None) -> Cotangents:
         Ybar = direction("Ybar", Ybar, Y, Y.shape)
+        targets = None
+        if out is not None:
+            _check_out(out, (p.U, p.V, p.B), shapes, Ybar)
+            targets = _targets(p, out)
         slices = Ybar if p.t.ndim else Ybar[None]
         parts = [
-            _one_vjp(p, linear, p.fold(Yi[..., None] if p.vector else Yi))
+            _one_vjp(p, linear, p.fold(Yi[..., None] if p.vector else Yi), targets)
             for linear, Yi in zip(linears, slices, strict=True)
         ]
         sums = _sum_parts(p, parts)
@@ -142,6 +151,11 @@ def vjp(U: Any, V: Any, B: Any, *, t: Any = 1.0) -> tuple[np.ndarray, Callable[[
             summed_to(a, like, shape)
             for a, like, shape in zip(sums, (p.U, p.V, p.B), shapes, strict=True)
         )
+        if out is not None:
+            for target, bar in zip(out, (Ubar, Vbar, Bbar), strict=True):
+                if not np.may_share_memory(target, bar):
+                    target[...] = bar
+            Ubar, Vbar, Bbar = out
         tbar = np.array([part[3] for part in parts], p.t.dtype)
         return Ubar, Vbar, Bbar, tbar if p.t.ndim else float(tbar[0])
 
@@ -159,13 +173,50 @@ def _one_jvp(
         return Y, linear.jvp(*p.scaled(dU, dV), dB, dt)
 
 
-def _one_vjp(p: Problem, linear: Linearised, Ybar: np.ndarray) -> tuple[np.ndarray, ...]:
+def _check_out(out: Any, like: Arrays, shapes: tuple[tuple[int, ...], ...], Ybar: Any) -> None:
+    """Refuse memory that is not right for Ubar, Vbar and Bbar."""
+    if not isinstance(out, tuple | list) or len(out) != 3:
+        raise TypeError("out must be three arrays, for Ubar, Vbar and Bbar")
+    for i, (target, a, shape) in enumerate(zip(out, like, shapes, strict=True)):
+        if type(target) is not np.ndarray:
+            raise TypeError(f"out[{i}] is a {type(target).__name__}; pass a NumPy array")
+        dtype = _inputs.floating(a.dtype)
+        if target.shape != shape or target.dtype != dtype:
+            raise ValueError(
+                f"out[{i}] has shape {target.shape} and dtype {target.dtype}; "
+                f"it must have shape {shape} and dtype {dtype}"
+            )
+        if not target.flags.writeable:
+            raise ValueError(f"out[{i}] is read-only; pass a writable array")
+        if any(_inputs.overlap(target, other) for other in (*like, Ybar, *out[:i])):
+            raise ValueError(
+                f"out[{i}] overlaps an argument or an earlier array of out; "
+                "pass arrays of their own memory"
+            )
+
+
+def _targets(p: Problem, out: Arrays) -> Targets:
+    """`out` as the last pass writes it, or None where that needs other shapes or dtypes."""
+    whole = p.t.size == 1 and p.scale is None and not p.side_by_side
+    batch = p.shape[:-2]
+    U, V, B = p.U, p.V, p.B
+    if not (whole and U.shape[:-2] == V.shape[:-2] == B.shape[:-2] == batch):
+        return None
+    if not all(a.dtype == p.work and a.flags.c_contiguous and a.flags.aligned for a in out):
+        return None
+    u, v, b = (a.reshape(like.shape) for a, like in zip(out, (U, V, B), strict=True))
+    return u, v, b
+
+
+def _one_vjp(
+    p: Problem, linear: Linearised, Ybar: np.ndarray, out: Targets
+) -> tuple[np.ndarray, ...]:
     """The cotangents of U, V, B, and t, for one t and a folded Ȳ."""
     if not p.frame.width or not p.frame.rows:
         U, V = (np.zeros(a.shape, p.work) for a in (p.U, p.V))
         return U, V, p.unfold(Ybar), np.zeros(())
     with np.errstate(over="ignore", invalid="ignore"):
-        U, V, B, tbar = linear.vjp(Ybar)
+        U, V, B, tbar = linear.vjp(Ybar, out)
     return *p.scaled(U, V), p.unfold(B), tbar
 
 

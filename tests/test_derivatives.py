@@ -587,3 +587,74 @@ def test_measuring_the_derivatives(capsys):
     assert "float32" in capsys.readouterr().out
     assert accuracy.main(["--cases", "4"]) == 0
     assert "complex128" in capsys.readouterr().out
+
+
+# --- memory of the caller --------------------------------------------------------------------
+
+
+def fresh_like(*arrays):
+    return tuple(np.full_like(a, np.nan) for a in arrays)
+
+
+@pytest.mark.parametrize("dtype", gen.DTYPES)
+@pytest.mark.parametrize("kind", ["generic", "nearly_parallel"])
+@pytest.mark.parametrize("n", [3, 12, 5000])
+def test_the_pullback_writes_the_same_bits_where_it_is_told_to(dtype, kind, n):
+    U, V, B, *_, Y = arguments(dtype, n=n, kind=kind)
+    pullback = vjp(U, V, B)[1]
+    plain, out = pullback(Y), fresh_like(U, V, B)
+    given = pullback(Y, out=out)
+    assert all(a is b for a, b in zip(given[:3], out, strict=True))
+    assert given[3] == plain[3]
+    assert all(np.array_equal(a, b) for a, b in zip(plain[:3], out, strict=True))
+
+
+def shaped(*shapes, dtypes=("f8", "f8", "f8")):
+    rng = np.random.default_rng(1)
+    return [gen.normal(rng, shape, d) for shape, d in zip(shapes, dtypes, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("operands", "t"),
+    [
+        (shaped((9,), (9,), (9,)), 0.5),
+        (shaped((9, 2), (9, 2), (9, 3)), [0.5, -1.0]),
+        (shaped((9, 2), (9, 2), (9, 3)), []),
+        (shaped((4, 9, 2), (4, 9, 2), (4, 9, 3)), 0.5),
+        (shaped((4, 9, 2), (9, 2), (9, 3)), 0.5),
+        (shaped((9, 2), (9, 2), (4, 9, 3)), 0.5),
+        (shaped((9, 2), (9, 2), (9, 3), dtypes=("f4", "f8", "f8")), 0.5),
+        (shaped((9, 2), (9, 2), (9, 3), dtypes=("f8", "f8", "c16")), 0.5),
+        (shaped((9, 0), (9, 0), (9, 3)), 0.5),
+        (shaped((0, 2), (0, 2), (0, 3)), 0.5),
+    ],
+)
+def test_memory_of_the_caller_in_every_shape(operands, t):
+    Y, pullback = vjp(*operands, t=np.array(t))
+    plain, out = pullback(Y), fresh_like(*operands)
+    for bar, target in zip(plain, pullback(Y, out=out), strict=True):
+        assert np.array_equal(bar, target)
+    strided = tuple(np.empty((*a.shape, 2), a.dtype)[..., 0] for a in operands)
+    for bar, target in zip(plain, pullback(Y, out=strided), strict=True):
+        assert np.array_equal(bar, target)
+
+
+def test_memory_that_does_not_fit_is_refused():
+    U, V, B, *_, Y = arguments()
+    pullback = vjp(U, V, B)[1]
+    good = fresh_like(U, V, B)
+    locked = good[2].copy()
+    locked.flags.writeable = False
+    for out, kind, what in (
+        (good[:2], TypeError, "three arrays"),
+        (good[0], TypeError, "three arrays"),
+        ((*good[:2], [1.0]), TypeError, r"out\[2\] is a list"),
+        ((good[0][:3], *good[1:]), ValueError, r"out\[0\] has shape \(3, 2\)"),
+        ((good[0], good[1].astype("f4"), good[2]), ValueError, r"out\[1\].*float32"),
+        ((*good[:2], locked), ValueError, r"out\[2\] is read-only"),
+        ((U, *good[1:]), ValueError, r"out\[0\] overlaps"),
+        ((*good[:2], Y), ValueError, r"out\[2\] overlaps"),
+        ((good[0], good[0], good[2]), ValueError, r"out\[1\] overlaps"),
+    ):
+        with pytest.raises(kind, match=what):
+            pullback(Y, out=out)

@@ -325,7 +325,7 @@ def combine_tasks(first, last, blocks, size, U, V, Yb, B, M, T, Uo, Vo, Bo):
     n, r, k = U.shape[1], U.shape[2], Yb.shape[2]
     m = 2 * r
     lanes = VECTOR_BYTES // U.itemsize
-    panel = _panel_rows(U, V)
+    panel = _panel_rows(U, V) // 2  # as much again is written
     P = _panel(panel, m + 2 * k, lanes, U)
     X = _panel(panel, m, lanes, U)
     Y = _panel(k, panel, lanes, U) if k < FEW else _panel(panel, k, lanes, U)

@@ -29,6 +29,8 @@ FEW_BLOCKS = 16
 STAGE_BYTES = 1 << 23
 STREAM_BYTES = 1 << 25
 
+Bars = tuple[np.ndarray, np.ndarray, np.ndarray]
+
 
 def block_rows(n: int, sums: int = 1) -> int:
     """How many of n rows a block has, when each block's sum is `sums` numbers."""
@@ -205,13 +207,22 @@ def combine(
     Z: np.ndarray,
     Tbar: np.ndarray,
     dtype: np.dtype,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    out: Bars | None = None,
+) -> Bars:
     """[Ū V̄] = F K + Ȳ Zᴴ + B T̄ᴴ and B̄ = Ȳ + F T̄ in one pass over the rows.
 
-    For a frame of two unscaled column blocks; all three come in the broadcast batch shape.
+    For a frame of two unscaled column blocks; all three come in the broadcast batch shape, in the
+    memory of `out` if that is given, C-contiguous and of the right dtype.
     """
-    with compiling("combine", dtype.char):
-        return _combine(frame, Ybar, B, _combination(K, Z, Tbar), Tbar, dtype)
+    batch = np.broadcast_shapes(frame.batch, Ybar.shape[:-2], B.shape[:-2])
+    r, k = frame.width // 2, Ybar.shape[-1]
+    if out is None:
+        U, V, Y = (np.empty((*batch, frame.rows, width), dtype) for width in (r, r, k))
+        out = U, V, Y
+    if math.prod(batch) and frame.rows:
+        with compiling("combine", dtype.char):
+            _combine(frame, Ybar, B, _combination(K, Z, Tbar), Tbar, dtype, batch, out)
+    return out
 
 
 def _combine(
@@ -221,18 +232,15 @@ def _combine(
     M: np.ndarray,
     Tbar: np.ndarray,
     dtype: np.dtype,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    batch: tuple[int, ...],
+    out: Bars,
+) -> None:
     """[Ū V̄] = [F Ȳ B] M and B̄ = Ȳ + F T̄."""
     from . import kernels
 
-    batch = np.broadcast_shapes(frame.batch, Ybar.shape[:-2], B.shape[:-2])
-    n, r, k = frame.rows, frame.width // 2, Ybar.shape[-1]
-    outs = [np.empty((*batch, n, w), dtype) for w in (r, r, k)]
-    if not math.prod(batch) or not n:
-        return outs[0], outs[1], outs[2]
-    count = math.prod(batch)
+    n, count = frame.rows, math.prod(batch)
     operands = [_Operand(a, batch, dtype) for a in (*frame.columns, Ybar, B)]
-    flat = [real_view(a.reshape(count, n, -1) if a.size else a.reshape(count, n, 0)) for a in outs]
+    flat = [real_view(a.reshape(count, n, a.shape[-1])) for a in out]
     M, T = (real_factor(_broadcast_flat(a, batch), dtype) for a in (M, Tbar))
     size = block_rows(n)
     for e0, e1, lo, hi in _pieces(count, n, size, operands):
@@ -245,7 +253,6 @@ def _combine(
         share((e1 - e0) * pieces, cost, _over(kernels.combine_tasks, common))
         release(*operands)
         done("combine", (e1 - e0) * (hi - lo))
-    return outs[0], outs[1], outs[2]
 
 
 def _combination(K: np.ndarray, Z: np.ndarray, Tbar: np.ndarray) -> np.ndarray:
