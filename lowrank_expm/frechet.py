@@ -145,7 +145,10 @@ def _frechet(S: LowRankSkew, dU: Any, dV: Any, t: Any) -> LowRankFrechet:
     """The operator behind `LowRankSkew.expm_frechet`."""
     times = _inputs.times(t)
     if times.values.ndim:
-        raise ValueError(f"t has shape {times.values.shape}; a derivative is taken at one t")
+        raise ValueError(
+            f"t has shape {times.values.shape}; a derivative is taken at one t: "
+            "call expm_frechet once for each"
+        )
     n = S.shape[-1]
     dtype = _inputs.floating(S.dtype, times.promotes)
     p = problem(S.U, S.V, np.zeros((n, 0), S.dtype), t)

@@ -502,6 +502,7 @@ class LowRankSkew:
         dU, dV : array_like or None
             The direction, in the shapes of U and V; None stands for zero.
         t : float, optional
+            One number: for a grid, make one operator for each t.
 
         Returns
         -------

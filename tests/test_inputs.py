@@ -456,8 +456,8 @@ def test_overlap_that_is_too_hard_to_decide_counts_as_overlap(monkeypatch):
     monkeypatch.setattr(
         np, "shares_memory", lambda *_, **__: (_ for _ in ()).throw(np.exceptions.TooHardError())
     )
-    assert inputs._overlap(a[:50], a[49:])
-    assert not inputs._overlap(a[:50], a[50:])
+    assert inputs.overlap(a[:50], a[49:])
+    assert not inputs.overlap(a[:50], a[50:])
 
 
 # --- adjoints --------------------------------------------------------------------------------
