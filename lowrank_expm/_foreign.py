@@ -56,6 +56,7 @@ def arguments(
     given = dict(zip((*names, "B"), (U, V, B), strict=True))
     given = {name: a for name, a in given.items() if a is not None}
     xp, where = same_place(given, t)
+    _refuse_lazy(given)
     U, V = _inputs.paired((names[0], U), (names[1], V))
     n = int(U.shape[-2])
     B = xp.zeros((n, 0), dtype=U.dtype, device=where) if B is None else B
@@ -73,6 +74,16 @@ def arguments(
     B = xp.astype(B, with_kind(xp, work, B, U), copy=False)
     B = fold(B) if folded else B
     return Arguments(U, V, B, t, dtype, shape, vector, folded)
+
+
+def _refuse_lazy(given: dict[str, Any]) -> None:
+    """Dask's graphs are built for one call; what keeps values in between wants them in memory."""
+    lazy = [name for name, a in given.items() if library(a) == "dask"]
+    if lazy:
+        raise TypeError(
+            f"{lazy[0]} is a dask array: skew_expm_multiply, expm_multiply and "
+            "orthogonal_attention take these; for operators and derivatives compute() it first"
+        )
 
 
 def same_place(given: dict[str, Any], t: Any = None) -> tuple[Any, Any]:

@@ -214,7 +214,7 @@ def gram_in_range(
         G, T = accumulate(frame, B, dtype)
     else:
         T = project(frame, B, dtype)
-    if G.size and not squares_fit(G, t):
+    if not squares_fit(G, t):
         frame = balanced(frame, dtype)
         G, T = accumulate(frame, B, dtype)
         if not np.isfinite(G).all():
@@ -225,6 +225,8 @@ def gram_in_range(
 
 def squares_fit(G: np.ndarray, t: np.ndarray) -> bool:
     """Whether the squared column lengths are finite, not huge, and small only where harmless."""
+    if not G.size:
+        return True
     d = np.diagonal(G, axis1=-2, axis2=-1).real
     top = np.finfo(G.dtype).maxexp
     largest, smallest = float(d.max()), float(d.min())

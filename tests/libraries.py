@@ -62,8 +62,9 @@ class Library:
         """A NumPy array in this library, on the device."""
         a = np.asarray(a)
         if self.name == "dask":
-            chunks = (max(1, a.shape[0] // 3), *a.shape[1:]) if a.ndim else ()
-            return self.xp.from_array(a, chunks=chunks)
+            rows = max(0, a.ndim - 2)
+            chunks = [max(1, n // 3) if i == rows else -1 for i, n in enumerate(a.shape)]
+            return self.xp.from_array(a, chunks=tuple(chunks) if a.size else -1)
         if self.name == "torch":
             return self.xp.asarray(a.copy())
         if self.device is None:
@@ -117,6 +118,13 @@ LIBRARIES = {
             "every run with JAX installed",
             NUMERIC | {"half", "autograd", "jit"},
             module="jax.numpy",
+        ),
+        Library(
+            "dask",
+            "Dask, in blocks of rows",
+            "every run with Dask installed, also on clusters of processes",
+            frozenset({"batch", "grid", "complex", "routes", "half"}),
+            module="dask.array",
         ),
         Library(
             "cupy",

@@ -228,7 +228,7 @@ def test_mixing_libraries_is_an_error(library, argument):
     other = LIBRARIES["array_api_strict" if library.name == "numpy" else "numpy"]
     operands = [library.asarray(a) for a in (*draw("generic", "float64"), np.ones(2))]
     operands[argument] = other.asarray(library.numpy(operands[argument]))
-    with pytest.raises(TypeError, match="one library"):
+    with pytest.raises(TypeError, match=r"one library|beside dask"):
         skew_expm_multiply(*operands)
 
 
