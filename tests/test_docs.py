@@ -146,6 +146,13 @@ def test_formulas_have_braces_where_the_site_needs_them():
         assert not re.search(r"\\[dt]?frac *[^{ ]|\\sqrt *[0-9]{2}", text_of(path)), name_of(path)
 
 
+def test_every_paper_that_the_code_cites_is_in_the_bibliography():
+    page = text_of(DOCS / "bibliography.md")
+    for path in sorted((ROOT / "lowrank_expm").rglob("*.py")):
+        for identifier in DOI.findall(text_of(path)) + ARXIV.findall(text_of(path)):
+            assert f"`{identifier.rstrip('.,;')}`" in page, f"{name_of(path)} cites {identifier}"
+
+
 def test_every_public_name_is_on_a_page_of_the_reference():
     pages = "\n".join(map(text_of, (DOCS / "api").glob("*.md")))
     for name in lowrank_expm.__all__:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import html
 import re
 from typing import Any
 
 from docutils import nodes
+from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
+from sphinx.util import logging
+
+logger = logging.getLogger(__name__)
 
 BARS = re.compile(r"<mo[^>]*>([|‖⟨⟩])</mo>")
 PUNCTUATION = re.compile(r"[.,;:)!?’”]+")
@@ -34,7 +39,12 @@ class KeepPunctuation(SphinxPostTransform):
 
 def mathml(node: nodes.Element, as_block: bool = False) -> str:
     """A formula as MathML, in which bars and brackets keep their height and stand close."""
-    code = tex2mathml(node.astext(), as_block=as_block)
+    source = re.sub(r"\\dots\b", r"\\ldots", node.astext())
+    try:
+        code = tex2mathml(source, as_block=as_block)
+    except MathError as error:
+        logger.warning("%s in the formula %s", error, source, location=node)
+        return html.escape(source)
     return BARS.sub(r'<mo stretchy="false" lspace="0" rspace="0">\1</mo>', code)
 
 
