@@ -313,7 +313,8 @@ def _by_gram(s: blocks.Sums, t: np.ndarray, method: str) -> Solved | None:
     elif not (c.bound <= TRUST * math.sqrt(G.shape[-1]) * np.finfo(s.dtype).eps / 2).all():
         return None
     Z = spread(c.C, t.ndim, T.ndim) @ T
-    return _solution([s.rows], [(None, ())], [Z], math.sqrt(float(blocks.diagonal(G).max())))
+    longest = math.sqrt(float(blocks.diagonal(G).max(initial=0.0)))
+    return _solution([s.rows], [(None, ())], [Z], longest)
 
 
 def _by_pieces(s: blocks.Sums, t: np.ndarray) -> Solved:
