@@ -5,7 +5,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 NEEDS = {
-    "torch": ["lowrank_expm/nn.py", "lowrank_expm/experiments", "tests/test_nn.py"],
+    "torch": [
+        "lowrank_expm/nn.py",
+        "lowrank_expm/distributed.py",
+        "lowrank_expm/experiments",
+        "tests/test_nn.py",
+        "tests/test_distributed.py",
+        "tests/test_experiments.py",
+    ],
     "jax": [],
     "dask": [],
     "geoopt": ["tests/test_geometry_peers.py"],

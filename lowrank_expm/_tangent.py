@@ -84,8 +84,11 @@ class Gram(NamedTuple):
 
     def vjp(self, Ybar: np.ndarray, out: Targets = None) -> Bars:
         """The cotangents of U, V, B and t, the first three in `out` if that is given."""
+        return self.pulled(Ybar, project(self.X, Ybar, self.G.dtype), out)
+
+    def pulled(self, Ybar: np.ndarray, P: np.ndarray, out: Targets = None) -> Bars:
+        """The same with P = XᴴȲ; nothing else here is a sum over the rows."""
         dtype, T = self.G.dtype, self.T
-        P = project(self.X, Ybar, dtype)
         back, Gbar = core.skew_derivative(self.G, -self.t, P @ adjoint(T), self.within)
         Z, Tbar = adjoint(back) @ T, back @ P
         require_range(Gbar, Z, Tbar)

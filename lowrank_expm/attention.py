@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,6 +84,13 @@ def orthogonal_attention(
     >>> bool(np.allclose(np.linalg.norm(y, axis=-2), np.linalg.norm(v, axis=-2)))
     True
     """
+    return _attend(skew_expm_multiply, q, k, v, alpha, scale, mask)
+
+
+def _attend(
+    multiply: Callable[..., Any], q: Any, k: Any, v: Any, alpha: Any, scale: Any, mask: Any
+) -> Any:
+    """Attention by any function like `skew_expm_multiply`."""
     _check_shapes(q, k, v)
     factor = _factor(alpha, scale, q)
     keep = None if mask is None else _keep(mask, q, k, v)
@@ -91,7 +99,7 @@ def orthogonal_attention(
     if getattr(factor, "ndim", 0):
         q, factor = factor[..., None, None] * q, 1.0
     try:
-        y = skew_expm_multiply(q, k, v, factor)
+        y = multiply(q, k, v, factor)
     except ValueError as error:
         raise ValueError(_renamed(str(error))) from None
     return y if keep is None else namespace(y, given).where(keep, y, given)

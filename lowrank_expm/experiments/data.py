@@ -1,0 +1,67 @@
+"""Handwritten digits: scikit-learn's own, or MNIST files that the user has."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+TEST_SHARE = 4
+
+
+class Digits(NamedTuple):
+    """Images (count, side, side) with zero mean and unit variance, and labels."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    test_images: torch.Tensor
+    test_labels: torch.Tensor
+    patch: int
+
+    @property
+    def side(self) -> int:
+        """Pixels a side."""
+        return self.images.shape[-1]
+
+
+def bundled() -> Digits:
+    """The 1,797 images of 8 × 8 pixels in scikit-learn; a quarter is for the test."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(images))
+    images, labels = images[order].reshape(-1, 8, 8), labels[order]
+    cut = len(images) // TEST_SHARE
+    return _digits(images[cut:], labels[cut:], images[:cut], labels[:cut], 2)
+
+
+def mnist(folder: Path) -> Digits:
+    """MNIST's four files as they are distributed, gzipped or not."""
+    images, test = (_idx(folder, f"{part}-images-idx3-ubyte") for part in ("train", "t10k"))
+    labels, test_labels = (_idx(folder, f"{part}-labels-idx1-ubyte") for part in ("train", "t10k"))
+    return _digits(images, labels, test, test_labels, 7)
+
+
+def _digits(
+    images: np.ndarray, labels: np.ndarray, test: np.ndarray, test_labels: np.ndarray, patch: int
+) -> Digits:
+    """Normalised by the training images."""
+    mean, spread = images.mean(), images.std()
+    scaled = [torch.tensor((a - mean) / spread, dtype=torch.float32) for a in (images, test)]
+    targets = [torch.tensor(a, dtype=torch.int64) for a in (labels, test_labels)]
+    return Digits(scaled[0], targets[0], scaled[1], targets[1], patch)
+
+
+def _idx(folder: Path, name: str) -> np.ndarray:
+    """One file in the IDX format of unsigned bytes."""
+    for path in (folder / name, folder / f"{name}.gz", folder / name.replace("-idx", ".idx")):
+        if path.exists():
+            raw = path.read_bytes()
+            raw = gzip.decompress(raw) if path.suffix == ".gz" else raw
+            axes = raw[3]
+            shape = np.frombuffer(raw, ">i4", axes, 4)
+            return np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape)
+    raise FileNotFoundError(f"{folder} has no file {name} or {name}.gz")

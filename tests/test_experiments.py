@@ -1,0 +1,128 @@
+"""The experiments' command, at sizes where it takes seconds, and the measures behind it."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from lowrank_expm.experiments import __main__ as command  # noqa: E402
+from lowrank_expm.experiments import data, measure, models, studies, training  # noqa: E402
+
+
+@pytest.mark.parametrize("study", ["rank", "conditioning"])
+def test_command_prints_a_table_and_writes_json_and_a_picture(study, tmp_path, capsys):
+    arguments = [study, "--quick", "--seeds", "1", "--out", str(tmp_path)]
+    assert command.main(arguments) == 0
+    printed = capsys.readouterr().out
+    found = json.loads((tmp_path / f"{study}.json").read_text())
+    assert found["title"] in printed
+    assert {row["kind"] for row in found["rows"]} == set(models.KINDS)
+    assert (tmp_path / f"{study}.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_same_command_gives_the_same_numbers(tmp_path, capsys):
+    for folder in ("a", "b"):
+        command.main(["rank", "--quick", "--seeds", "1", "--out", str(tmp_path / folder)])
+    capsys.readouterr()
+    first, second = (json.loads((tmp_path / f / "rank.json").read_text()) for f in "ab")
+    assert first["rows"] == second["rows"]
+
+
+def test_unknown_study(capsys):
+    assert command.main(["ranks"]) == 2
+    assert "no study is called ranks" in capsys.readouterr().err
+
+
+def test_help_names_every_study(capsys):
+    with pytest.raises(SystemExit):
+        command.main(["--help"])
+    printed = capsys.readouterr().out
+    assert all(f"  {name} " in printed for name in studies.STUDIES)
+
+
+def plan(**changes):
+    recipe = training.Recipe(width=8, heads=2, epochs=1, batch=400)
+    given = studies.Plan(True, 1, None, recipe, lambda what: None)
+    return given._replace(**changes)
+
+
+def test_orthogonality_study():
+    rows = studies.orthogonality(plan()).rows
+    assert {row["dtype"] for row in rows} == {"float32", "float64"}
+    worst = max(max(row["defect / u at first"], row["defect / u after training"]) for row in rows)
+    assert worst <= 80 * (2 * 4) ** 0.5
+
+
+@pytest.mark.parametrize("study", [studies.training, studies.alpha])
+def test_training_studies(study, monkeypatch):
+    digits = data.bundled()
+    few = digits._replace(images=digits.images[:400], labels=digits.labels[:400])
+    monkeypatch.setattr(studies, "bundled", lambda: few)
+    for row in study(plan()).rows:
+        assert 0 <= row["test accuracy"] <= 1
+
+
+def test_kinds_have_the_same_budget_and_skipless_ones_the_same_start():
+    counts, starts = {}, {}
+    for kind in models.KINDS:
+        torch.manual_seed(0)
+        model = models.Classifier(kind, 2, 16, 2, 2, 8, 0.03)
+        counts[kind] = models.parameters(model)
+        starts[kind] = model.blocks[0].state_dict().get("attention.in_proj_weight")
+    assert max(counts.values()) < 1.05 * min(counts.values())
+    orthogonal, softmax, _ = starts.values()
+    assert orthogonal.shape == softmax.shape
+
+
+def test_softmax_attention_is_the_definition():
+    layer = models.SoftmaxSelfAttention(12, 3).double()
+    x = torch.randn(9, 12, dtype=torch.float64)
+    q, k, v = layer._project(x).split(4, dim=-1)
+    y = torch.softmax(q @ k.mT, dim=-1) @ v
+    expected = layer.out_proj(y.transpose(0, 1).flatten(1))
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
+    reference = torch.nn.functional.scaled_dot_product_attention(q * 2, k, v)  # q had 1/√d
+    torch.testing.assert_close(layer.mix(layer._project(x), None), reference, rtol=0, atol=1e-12)
+
+
+def test_effective_rank():
+    assert studies.effective_rank(np.eye(7)) == pytest.approx(7)
+    assert studies.effective_rank(np.ones((5, 4))) == pytest.approx(1)
+
+
+def test_jacobian_of_a_layer():
+    layer = torch.nn.Linear(3, 3).double()
+    y, J = studies.jacobian(layer, torch.randn(4, 3, dtype=torch.float64))
+    assert y.shape == (4, 3)
+    expected = np.kron(np.eye(4), layer.weight.detach().numpy())
+    np.testing.assert_allclose(J, expected, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("kind", measure.KINDS)
+def test_measure(kind):
+    torch.manual_seed(0)
+    found = measure.measure(kind, 130)
+    assert found["seconds"] > 0
+    assert found["MiB"] >= 0
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_mnist_files(packed, tmp_path):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (6, 28, 28), np.uint8)
+    labels = np.arange(6, dtype=np.uint8)
+    for part in ("train", "t10k"):
+        for name, a in (("images-idx3-ubyte", images), ("labels-idx1-ubyte", labels)):
+            head = bytes([0, 0, 8, a.ndim]) + np.array(a.shape, ">i4").tobytes()
+            raw = head + a.tobytes()
+            path = tmp_path / (f"{part}-{name}.gz" if packed else f"{part}-{name}")
+            path.write_bytes(gzip.compress(raw) if packed else raw)
+    digits = data.mnist(tmp_path)
+    assert digits.images.shape == (6, 28, 28)
+    assert digits.labels.tolist() == labels.tolist()
+    assert float(digits.images.mean()) == pytest.approx(0, abs=1e-6)
+    with pytest.raises(FileNotFoundError, match="has no file train-images"):
+        data.mnist(tmp_path / "elsewhere")

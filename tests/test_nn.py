@@ -1,0 +1,343 @@
+"""The torch modules: against the dense definition, and as torch modules behave."""
+
+import copy
+import io
+
+import pytest
+
+from lowrank_expm import verify
+
+torch = pytest.importorskip("torch")
+nn = pytest.importorskip("lowrank_expm.nn")
+
+ACTIVATIONS = (torch.nn.functional.gelu, torch.relu, torch.nn.functional.silu)
+
+
+def attention(embed_dim=12, num_heads=3, alpha=0.5, seed=0, **kind):
+    """A layer away from its symmetric start."""
+    torch.manual_seed(seed)
+    layer = nn.OrthogonalSelfAttention(embed_dim, num_heads, alpha=alpha, **kind)
+    with torch.no_grad():
+        for bias in (layer.in_proj_bias, layer.out_proj.bias):
+            if bias is not None:
+                bias.normal_(std=0.1)
+        layer.alpha.mul_(torch.linspace(-1, 0.5, num_heads))
+    return layer
+
+
+def tokens(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def dense(layer, x):
+    """The definition with n × n matrices, by torch's own exponential."""
+    heads, d = layer.num_heads, layer.head_dim
+    rows = layer.in_proj_weight.reshape(heads, 3, d, -1)
+    bias = torch.zeros(heads, 3, d, dtype=x.dtype)
+    if layer.in_proj_bias is not None:
+        bias = layer.in_proj_bias.reshape(heads, 3, d)
+    q, k, v = (
+        x[..., None, :, :] @ rows[:, i].transpose(-1, -2) + bias[:, i, None] for i in range(3)
+    )
+    M = (layer.alpha / d**0.5)[:, None, None] * (q @ k.transpose(-1, -2))
+    y = torch.linalg.matrix_exp(M - M.transpose(-1, -2)) @ v
+    return layer.out_proj(y.transpose(-3, -2).flatten(-2))
+
+
+def close(a, b, atol):
+    torch.testing.assert_close(a, b, rtol=0, atol=atol)
+
+
+# ------------------------------------------------------------------------- the layer
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("n", [1, 5, 30], ids=lambda n: f"n={n}")
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-4), (torch.float64, 1e-12)])
+def test_is_the_definition(n, bias, dtype, atol):
+    layer = attention(bias=bias, dtype=dtype)
+    x = tokens(2, n, 12, dtype=dtype)
+    y = layer(x)
+    assert y.dtype == dtype
+    close(y, dense(layer, x), atol)
+
+
+def test_leading_axes():
+    layer, x = attention(), tokens(2, 3, 20, 12)
+    y = layer(x)
+    assert y.shape == x.shape
+    close(layer(x[1, 2]), y[1, 2], 1e-5)
+
+
+def test_starts_as_documented():
+    torch.manual_seed(0)
+    layer = nn.OrthogonalSelfAttention(32, 4, alpha=0.02)
+    assert torch.equal(layer.alpha, torch.full((4,), 0.02))
+    assert not layer.in_proj_bias.any()
+    assert not layer.out_proj.bias.any()
+    together = layer.in_proj_weight.detach().reshape(4, 24, 32)[:, :16]
+    close(together @ together.mT, torch.eye(16).expand(4, 16, 16), 1e-5)
+    close(layer.out_proj.weight @ layer.out_proj.weight.mT, torch.eye(32), 1e-5)
+
+
+def test_torch_seeds_the_weights():
+    first, again, other = (attention(seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(first.in_proj_weight, again.in_proj_weight)
+    assert not torch.equal(first.in_proj_weight, other.in_proj_weight)
+    torch.manual_seed(0)
+    two = [nn.OrthogonalSelfAttention(12, 3) for _ in range(2)]
+    assert not torch.equal(two[0].in_proj_weight, two[1].in_proj_weight)
+
+
+def test_padding_influences_no_other_token():
+    layer = attention()
+    x = tokens(2, 20, 12)
+    padding = torch.arange(20) >= torch.tensor([[13], [20]])
+    y = layer(x, key_padding_mask=padding)
+    close(y[0, :13], layer(x[0, :13]), 1e-5)
+    close(y[1], layer(x[1]), 1e-5)
+    moved = torch.where(padding[..., None], 7.0, x)
+    close(layer(moved, key_padding_mask=padding)[0, :13], y[0, :13], 0)
+
+
+def test_the_tokens_keep_their_norm_at_any_alpha():
+    layer = attention(32, 4, alpha=100.0, bias=False)
+    x = tokens(3, 50, 32)
+    close(layer(x).norm(), x.norm(), 1e-4 * float(x.norm()))
+
+
+@pytest.mark.parametrize("n", [3, 7], ids=lambda n: f"n={n}")
+@pytest.mark.parametrize("learn_alpha", [True, False])
+def test_gradients(n, learn_alpha):
+    """Of the tokens and of every parameter, by finite differences."""
+    layer = attention(4, 2, dtype=torch.float64, learn_alpha=learn_alpha)
+    names, parameters = zip(*layer.named_parameters(), strict=True)
+    assert ("alpha" in names) == learn_alpha
+    x = tokens(2, n, 4, dtype=torch.float64).requires_grad_()
+
+    def function(x, *parameters):
+        return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
+
+    assert torch.autograd.gradcheck(function, (x, *parameters))
+
+
+def test_gradients_under_a_mask():
+    layer = attention(4, 2, dtype=torch.float64)
+    x = tokens(2, 9, 4, dtype=torch.float64).requires_grad_()
+    padding = torch.arange(9) >= torch.tensor([[6], [9]])
+    assert torch.autograd.gradcheck(lambda x: layer(x, padding), (x,))
+
+
+def test_gradients_are_those_of_the_definition():
+    """At a size where finite differences would take long."""
+    layer = attention(24, 3, alpha=0.1, dtype=torch.float64)
+    x = tokens(40, 24, dtype=torch.float64).requires_grad_()
+    inputs, weight = (x, *layer.parameters()), tokens(40, 24, seed=1, dtype=torch.float64)
+    ours, exact = (
+        torch.autograd.grad((f * weight).sum(), inputs) for f in (layer(x), dense(layer, x))
+    )
+    for a, b in zip(ours, exact, strict=True):
+        close(a, b, 1e-10 * (1 + float(b.norm())))
+
+
+# --------------------------------------------------------------- as torch modules behave
+
+
+def test_state_dict_makes_an_equal_layer(tmp_path):
+    layer, other = attention(seed=0), attention(seed=1)
+    expected = {"alpha", "in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"}
+    assert set(layer.state_dict()) == expected
+    torch.save(layer.state_dict(), tmp_path / "layer.pt")
+    other.load_state_dict(torch.load(tmp_path / "layer.pt"))
+    x = tokens(9, 12)
+    assert torch.equal(layer(x), other(x))
+
+
+def test_fixed_alpha_is_saved_and_not_learned():
+    layer = attention(learn_alpha=False)
+    assert "alpha" in layer.state_dict()
+    assert "alpha" not in dict(layer.named_parameters())
+
+
+@pytest.mark.parametrize("block", [False, True])
+def test_copies_and_pickles(block):
+    layer = nn.OrthogonalTransformerBlock(12, 3) if block else attention()
+    x = tokens(9, 12)
+    stored = io.BytesIO()
+    torch.save(layer, stored)
+    stored.seek(0)
+    for other in (copy.deepcopy(layer), torch.load(stored, weights_only=False)):
+        assert torch.equal(layer(x), other(x))
+        with torch.no_grad():
+            other.reset_parameters()
+        assert not torch.equal(layer(x), other(x))
+
+
+@pytest.mark.parametrize("how", ["argument", "context"])
+def test_made_without_memory_and_filled_later(how):
+    if how == "argument":
+        block = nn.OrthogonalTransformerBlock(12, 3, device="meta")
+    else:
+        with torch.device("meta"):
+            block = nn.OrthogonalTransformerBlock(12, 3)
+    assert {p.device.type for p in block.parameters()} == {"meta"}
+    assert block(torch.empty(2, 30, 12, device="meta")).shape == (2, 30, 12)
+    block.to_empty(device="cpu").reset_parameters()
+    x = tokens(30, 12)
+    close(block(x).norm(), x.norm(), 1e-4 * float(x.norm()))
+
+
+def test_double_precision_and_back():
+    layer = attention().double()
+    x = tokens(30, 12, dtype=torch.float64)
+    close(layer(x), dense(layer, x), 1e-12)
+    assert layer.float()(x.float()).dtype == torch.float32
+
+
+# A bfloat16 has 8 bits: every projection rounds its result by up to 2⁻⁹ of it.
+BFLOAT16 = 2.0**-7
+
+
+def test_bfloat16_weights():
+    layer = attention()
+    exact = layer(tokens(2, 30, 12))
+    y = layer.to(torch.bfloat16)(tokens(2, 30, 12).to(torch.bfloat16))
+    assert y.dtype == torch.bfloat16
+    close(y.float(), exact, 6 * BFLOAT16 * float(exact.detach().abs().max()))
+
+
+def test_bfloat16_autocast_and_its_gradients():
+    layer, x = attention(), tokens(2, 30, 12).requires_grad_()
+    inputs, weight = (x, *layer.parameters()), tokens(2, 30, 12, seed=1)
+    exact = layer(x)
+    expected = torch.autograd.grad((exact * weight).sum(), inputs)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = layer(x)
+        loss = (y.float() * weight).sum()
+    assert y.dtype == torch.bfloat16
+    close(y.float(), exact, 6 * BFLOAT16 * float(exact.detach().abs().max()))
+    for found, grad, parameter in zip(
+        torch.autograd.grad(loss, inputs), expected, inputs, strict=True
+    ):
+        assert found.dtype == parameter.dtype
+        close(found, grad, 8 * BFLOAT16 * float(grad.norm()))
+
+
+def test_bfloat16_drifts_by_rounding_only():
+    """The norm after 24 layers: each rounds twice, by 2⁻⁹ of an entry and at random."""
+    torch.manual_seed(0)
+    layers = [nn.OrthogonalSelfAttention(64, 4, bias=False) for _ in range(24)]
+    x = y = tokens(100, 64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for layer in layers:
+            y = layer(y)
+    assert abs(float(y.detach().float().norm() / x.norm()) - 1) <= 24 * 2 * 2.0**-9
+
+
+# ------------------------------------------------------------------------- the block
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("width", [24, 48])
+def test_the_mlp_starts_as_an_orthogonal_map(activation, width):
+    torch.manual_seed(0)
+    block = nn.OrthogonalTransformerBlock(12, 3, width, activation, dtype=torch.float64)
+    eye = torch.eye(12, dtype=torch.float64)
+    Q = block.linear2(block.activation(block.linear1(eye)))
+    close(Q @ Q.mT, eye, 1e-12)
+    x = tokens(5, 12, dtype=torch.float64)
+    close(block.linear2(block.activation(block.linear1(x))), x @ Q, 1e-12)
+
+
+def test_block_passes_the_mask_on():
+    torch.manual_seed(0)
+    block = nn.OrthogonalTransformerBlock(12, 3, alpha=0.5)
+    x, padding = tokens(20, 12), torch.arange(20) >= 13
+    close(block(x, padding)[:13], block(x[:13]), 1e-5)
+
+
+def jacobian_condition(function, x):
+    """By the library's own judge."""
+    matrix = torch.autograd.functional.jacobian(function, x)
+    J = matrix.reshape(x.numel(), x.numel()).numpy()
+    return verify.jacobian_singular_values(
+        lambda v: J @ v, lambda v: J.T @ v, x.numel(), k=1
+    ).condition
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_layer_starts_well_conditioned(seed):
+    torch.manual_seed(seed)
+    layer = nn.OrthogonalSelfAttention(32, 4, dtype=torch.float64)
+    assert jacobian_condition(layer, tokens(9, 32, seed=seed, dtype=torch.float64)) < 4
+
+
+@pytest.mark.parametrize("depth", [4, 12])
+def test_a_stack_starts_as_well_conditioned_as_a_layer(depth):
+    torch.manual_seed(0)
+    blocks = [
+        nn.OrthogonalTransformerBlock(8, 2, alpha=nn.ALPHA / depth**0.5, dtype=torch.float64)
+        for _ in range(depth)
+    ]
+    stack = torch.nn.Sequential(*blocks)
+    assert jacobian_condition(stack, tokens(9, 8, dtype=torch.float64)) < 4
+
+
+def test_learns():
+    """A few steps take the loss down, alpha included."""
+    torch.manual_seed(0)
+    blocks = [nn.OrthogonalTransformerBlock(16, 2) for _ in range(4)]
+    model = torch.nn.Sequential(*blocks, torch.nn.Linear(16, 1))
+    optimiser = torch.optim.Adam(nn.parameter_groups(model, lr=1e-3))
+    x = tokens(32, 10, 16)
+    target = x[:, 0, 0] * x[:, 1, 1]  # two tokens have to meet
+    losses = []
+    for _ in range(30):
+        loss = (model(x).mean(dim=(-2, -1)) - target).square().mean()
+        losses.append(float(loss.detach()))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    assert losses[-1] < 0.5 * losses[0]
+    assert all((block.attention.alpha != nn.ALPHA).all() for block in blocks)
+
+
+# ------------------------------------------------------------------ groups and errors
+
+
+def test_parameter_groups_hold_every_parameter_once():
+    model = torch.nn.Sequential(
+        *[nn.OrthogonalTransformerBlock(8, 2) for _ in range(2)],
+        nn.OrthogonalSelfAttention(8, 2, learn_alpha=False),
+        torch.nn.Linear(8, 1),
+    )
+    rest, alphas = nn.parameter_groups(model, 0.1, alpha_rate=5.0)
+    assert (rest["lr"], alphas["lr"], alphas["weight_decay"]) == (0.1, 0.5, 0.0)
+    assert len(alphas["params"]) == 2
+    ids = [id(p) for group in (rest, alphas) for p in group["params"]]
+    assert sorted(ids) == sorted(id(p) for p in model.parameters())
+
+
+def test_parameter_groups_of_a_model_without_attention():
+    (group,) = nn.parameter_groups(torch.nn.Linear(2, 2), 0.1)
+    assert len(group["params"]) == 2
+
+
+def test_arguments_that_do_not_fit():
+    with pytest.raises(ValueError, match="must divide"):
+        nn.OrthogonalSelfAttention(12, 5)
+    with pytest.raises(ValueError, match="dim_feedforward is 13"):
+        nn.OrthogonalTransformerBlock(12, 3, 13)
+    with pytest.raises(ValueError, match="at least 24"):
+        nn.OrthogonalTransformerBlock(12, 3, 20)
+
+
+def test_bad_tokens():
+    layer, x = attention(), tokens(30, 12)
+    x[3, 4] = float("nan")
+    with pytest.raises(ValueError, match="contains NaN or infinity"):
+        layer(x)
+
+
+def test_prints():
+    assert "embed_dim=12, num_heads=3" in repr(attention())
