@@ -17,12 +17,23 @@ def library(a: Any) -> str | None:
     """The name of the array library of an array; None for NumPy's and for what is no array."""
     if isinstance(a, _PLAIN) or a is None:
         return None
+    if _is_torch(a):
+        return "torch"
     from array_api_compat import is_array_api_obj
 
     if not is_array_api_obj(a):
         return None
     name = str(namespace(a).__name__)
     return name.removeprefix("array_api_compat.").partition(".")[0]
+
+
+def _is_torch(a: Any) -> bool:
+    """Whether an array is a torch tensor, found in a way that torch.compile can trace."""
+    if type(a).__module__.partition(".")[0] != "torch":
+        return False
+    import torch
+
+    return isinstance(a, torch.Tensor)
 
 
 def is_foreign(*arrays: Any) -> bool:
@@ -34,6 +45,10 @@ def namespace(*arrays: Array) -> Any:
     """The array-API namespace that all arrays share."""
     if all(type(a) is np.ndarray for a in arrays):
         return np
+    if all(_is_torch(a) for a in arrays):
+        from array_api_compat import torch
+
+        return torch
     from array_api_compat import array_namespace
 
     return array_namespace(*arrays)
@@ -48,6 +63,8 @@ def device(a: Array) -> Any:
     """Where an array lies."""
     if type(a) is np.ndarray:
         return "cpu"
+    if _is_torch(a):
+        return a.device
     from array_api_compat import device
 
     return device(a)
@@ -66,6 +83,7 @@ def is_traced(a: Array) -> bool:
         return bool(
             torch.compiler.is_compiling()
             or a.device.type == "meta"
+            or isinstance(a, torch._subclasses.FakeTensor)
             or torch._C._functorch.is_functorch_wrapped_tensor(a)
         )
     return False
@@ -89,6 +107,11 @@ def to_host(a: Array) -> np.ndarray:
     if name == "array_api_strict":
         return np.asarray(a.to_device(namespace(a).Device("CPU_DEVICE")))
     return np.asarray(a)
+
+
+def constant(a: Array) -> Array:
+    """An array that derivatives pass by."""
+    return a.detach() if library(a) == "torch" else a
 
 
 def repeat(count: int, wanted: Array, body: Callable[[int, Array], Array], x: Array) -> Array:
@@ -115,7 +138,17 @@ def transpose(a: Array) -> Array:
 
 def adjoint(a: Array) -> Array:
     """The conjugate transpose of the last two axes."""
-    return namespace(a).conj(transpose(a)) if is_complex(a) else transpose(a)
+    return conj(transpose(a)) if is_complex(a) else transpose(a)
+
+
+def conj(a: Array) -> Array:
+    """The complex conjugate; torch.func.vmap has no rule for torch's own."""
+    if _is_torch(a):
+        import torch
+
+        if not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(a):
+            return torch.complex(a.real, -a.imag)
+    return namespace(a).conj(a)
 
 
 def diagonal(a: Array) -> Array:

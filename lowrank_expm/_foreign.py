@@ -49,9 +49,33 @@ class Arguments(NamedTuple):
         return unfolded(Y, self.dtype, self.folded, self.vector)
 
 
+class Checked(NamedTuple):
+    """Checked arguments with column axes, in their own dtypes; `dtype` is the result's."""
+
+    U: Array
+    V: Array
+    B: Array
+    t: Array
+    dtype: Any
+    vector: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The result's, with a column axis."""
+        batch = _inputs.batch("U, V and B", self.U, self.V, self.B)
+        return (*self.t.shape, *batch, *self.B.shape[-2:])
+
+
 def arguments(
     U: Any, V: Any, B: Any, t: Any, names: tuple[str, str] = ("U", "V"), real_t: bool = True
 ) -> Arguments:
+    """Check U, V, B and t, of which at least one is an array of another library, and cast them."""
+    return cast(checked(U, V, B, t, names, real_t))
+
+
+def checked(
+    U: Any, V: Any, B: Any, t: Any, names: tuple[str, str] = ("U", "V"), real_t: bool = True
+) -> Checked:
     """Check U, V, B and t, of which at least one is an array of another library."""
     given = dict(zip((*names, "B"), (U, V, B), strict=True))
     given = {name: a for name, a in given.items() if a is not None}
@@ -62,18 +86,24 @@ def arguments(
     B = xp.zeros((n, 0), dtype=U.dtype, device=where) if B is None else B
     B, vector = _inputs.columns(B, n)
     shapes = " and ".join(f"{name} of shape {tuple(a.shape)}" for name, a in given.items())
-    batch = _inputs.batch(shapes, U, V, B)
+    _inputs.batch(shapes, U, V, B)
     t = time(t, real_t)
     dtype = promoted(xp, U, V, B, t)
-    work = working(xp, dtype)
-    factors = with_kind(xp, work, U, V, *([t] if not real_t else []))
-    U, V = (xp.astype(a, factors, copy=False) for a in (U, V))
-    t = _placed(t, with_kind(xp, work, t), xp, where)
-    shape = (*t.shape, *batch, *B.shape[-2:])
-    folded = is_complex(B) and not is_complex(U)
-    B = xp.astype(B, with_kind(xp, work, B, U), copy=False)
+    t = _placed(t, with_kind(xp, working(xp, dtype), t), xp, where)
+    return Checked(U, V, B, t, dtype, vector)
+
+
+def cast(c: Checked, folding: bool = True) -> Arguments:
+    """Checked arguments in the precision to compute in."""
+    xp = namespace(c.U)
+    work = working(xp, c.dtype)
+    # A complex t, which only general factors admit, makes these complex.
+    factors = with_kind(xp, work, c.U, c.V, c.t)
+    U, V = (xp.astype(a, factors, copy=False) for a in (c.U, c.V))
+    folded = folding and is_complex(c.B) and not is_complex(U)
+    B = xp.astype(c.B, with_kind(xp, work, c.B, U), copy=False)
     B = fold(B) if folded else B
-    return Arguments(U, V, B, t, dtype, shape, vector, folded)
+    return Arguments(U, V, B, c.t, c.dtype, c.shape, c.vector, folded)
 
 
 def _refuse_lazy(given: dict[str, Any]) -> None:
@@ -124,6 +154,8 @@ def _check_dtype(name: str, a: Array) -> None:
 
 def time(t: Any, real: bool = True) -> Any:
     """t as a number, a list of numbers, or an array without an axis or with one."""
+    if type(t) is float and math.isfinite(t):  # what a compiler can trace
+        return t
     if not library(t):
         return _inputs.times(t, real=real).values.tolist()
     if is_complex(t) and real:

@@ -64,6 +64,10 @@ def multiply(U: Any, V: Any, B: Any, t: Any, method: str, out: Any = None) -> An
         from . import _dask
 
         return _dask.multiply(U, V, B, t, method, out)
+    if "torch" in map(library, (U, V, B, t)):
+        from . import _torch
+
+        return _torch.multiply(U, V, B, t, method, out)
     a = arguments(U, V, B, t)
     Y = a.unfold(forward(a, method))
     return Y if out is None else written(out, Y)
@@ -119,9 +123,16 @@ def written(out: Any, Y: Array) -> Array:
     return out
 
 
-@np.errstate(over="ignore", invalid="ignore", divide="ignore")
 def solve(a: Arguments, method: str) -> Solved:
     """The exponential by the route that the method, or the certificate, asks for."""
+    if a.blind:  # a compiler that traces this knows no np.errstate
+        return _solve(a, method)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        return _solve(a, method)
+
+
+def _solve(a: Arguments, method: str) -> Solved:
+    """The same, whatever NumPy warns of underneath a library."""
     n, r = a.U.shape[-2:]
     blind = a.blind or method == "gram"
     if method == "direct" or (n <= 2 * r and method != "gram"):

@@ -16,7 +16,7 @@ def jvp(U: Any, V: Any, B: Any, dU: Any, dV: Any, dB: Any, t: Any, dt: Any) -> t
     dU, dV = _direction("dU", dU, U, a.U), _direction("dV", dV, V, a.V)
     dB = _direction("dB", dB, B, a.B, a.folded)
     pairs = []
-    for i, ti in enumerate(_times(a)):
+    for i, ti in enumerate(times(a)):
         if not _acts(a):
             one = a._replace(t=ti, shape=a.shape[a.t.ndim :])
             pairs.append((unchanged(one), unchanged(one._replace(B=dB))))
@@ -36,7 +36,7 @@ def vjp(U: Any, V: Any, B: Any, t: Any) -> tuple[Array, Callable[[Any], tuple[An
         Y = a.unfold(unchanged(a))
         parts = None
     else:
-        solved = [linearise(a, ti) for ti in _times(a)]
+        solved = [linearise(a, ti) for ti in times(a)]
         Y = _stacked(a, [y for y, _ in solved])
         parts = [linear for _, linear in solved]
 
@@ -49,15 +49,15 @@ def vjp(U: Any, V: Any, B: Any, t: Any) -> tuple[Array, Callable[[Any], tuple[An
         bar = Ybar[..., None] if a.vector else Ybar
         bar = xp.astype(bar, with_kind(xp, working(xp, a.dtype), Y), copy=False)
         bar = fold(bar) if a.folded else bar
-        bars = _pulled(a, parts, bar)
+        bars = pulled_back(a, parts, bar)
         given = (U, V, B)
-        sums = [_summed_to(b, x, a) for b, x in zip(bars[:3], given, strict=True)]
+        sums = [summed_to(b, x) for b, x in zip(bars[:3], given, strict=True)]
         return (*sums, bars[3])
 
     return Y, pullback
 
 
-def _pulled(a: Arguments, parts: list[Any] | None, bar: Array) -> tuple[Array, ...]:
+def pulled_back(a: Arguments, parts: list[Any] | None, bar: Array) -> tuple[Array, ...]:
     """The cotangents of the checked arguments, summed over a grid; that of t is not."""
     xp = namespace(bar)
     if not parts:
@@ -75,7 +75,7 @@ def _acts(a: Arguments) -> bool:
     return bool(a.U.shape[-1] and a.U.shape[-2])
 
 
-def _times(a: Arguments) -> list[Array]:
+def times(a: Arguments) -> list[Array]:
     """Every t as an array without axes."""
     return [a.t[i] for i in range(a.t.shape[0])] if a.t.ndim else [a.t]
 
@@ -106,7 +106,7 @@ def _direction(name: str, d: Any, given: Any, like: Array, folded: bool = False)
     return xp.astype(d, like.dtype, copy=False)
 
 
-def _summed_to(bar: Array, given: Any, a: Arguments) -> Array:
+def summed_to(bar: Array, given: Any) -> Array:
     """A cotangent summed over the axes along which its argument was broadcast."""
     xp, shape = namespace(bar), tuple(given.shape)
     bar = unfolded(bar, bar.dtype, False, False)

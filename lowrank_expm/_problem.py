@@ -88,8 +88,13 @@ class Problem(NamedTuple):
         return Y[..., 0] if self.vector else Y
 
 
-def problem(U: Any, V: Any, B: Any, t: Any) -> Problem:
-    """Check the arguments and make the one pass that all derivatives need."""
+def problem(
+    U: Any, V: Any, B: Any, t: Any, known: tuple[np.ndarray, np.ndarray] | None = None
+) -> Problem:
+    """Check the arguments and make the one pass that all derivatives need.
+
+    `known` are the G and T of an earlier call with the same arguments, without scaled columns.
+    """
     U, V = _inputs.factors(("U", U), ("V", V))
     B, vector = _inputs.vectors(B, U.shape[-2])
     times = _inputs.times(t)
@@ -104,6 +109,8 @@ def problem(U: Any, V: Any, B: Any, t: Any) -> Problem:
     nothing = no_vectors(0, work)
     draft = Problem(U, V, B, vector, values, shape, dtype, work, frame, None, B, nothing, nothing)
     folded = draft.fold(B)
+    if known is not None:
+        return draft._replace(folded=folded, G=known[0], T=known[1])
     frame, G, T = _linear.gram_in_range(frame, folded, values, work)
     if frame.scale is None:
         return draft._replace(folded=folded, G=G, T=T)

@@ -277,7 +277,9 @@ def require_range(*arrays: np.ndarray) -> None:
 def _inner(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Re ⟨a, b⟩ over the whole batch."""
     xp = namespace(a)
-    return xp.sum(xp.real(xp.conj(a) * b) if is_complex(a) else a * b)
+    if is_complex(a):
+        return xp.sum(xp.real(a) * xp.real(b) + xp.imag(a) * xp.imag(b))
+    return xp.sum(a * b)
 
 
 def _triangular(frame: Frame) -> np.ndarray:

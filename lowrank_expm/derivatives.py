@@ -10,7 +10,7 @@ real-linear functional dY ↦ ⟨Ȳ, dY⟩. A real argument gets a real cotangen
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -141,25 +141,30 @@ def vjp(U: Any, V: Any, B: Any, *, t: Any = 1.0) -> tuple[np.ndarray, Callable[.
         if out is not None:
             _check_out(out, (p.U, p.V, p.B), shapes, Ybar)
             targets = _targets(p, out)
-        slices = Ybar if p.t.ndim else Ybar[None]
-        parts = [
-            _one_vjp(p, linear, p.fold(Yi[..., None] if p.vector else Yi), targets)
-            for linear, Yi in zip(linears, slices, strict=True)
-        ]
-        sums = _sum_parts(p, parts)
-        Ubar, Vbar, Bbar = (
-            summed_to(a, like, shape)
-            for a, like, shape in zip(sums, (p.U, p.V, p.B), shapes, strict=True)
-        )
+        *bars, tbar = _pulled_back(p, linears, Ybar, targets)
+        Ubar, Vbar, Bbar = (a.reshape(s) for a, s in zip(bars, shapes, strict=True))
         if out is not None:
             for target, bar in zip(out, (Ubar, Vbar, Bbar), strict=True):
                 if not np.may_share_memory(target, bar):
                     target[...] = bar
             Ubar, Vbar, Bbar = out
-        tbar = np.array([part[3] for part in parts], p.t.dtype)
-        return Ubar, Vbar, Bbar, tbar if p.t.ndim else float(tbar[0])
+        return Ubar, Vbar, Bbar, tbar if p.t.ndim else float(tbar)
 
     return Y, pullback
+
+
+def _pulled_back(
+    p: Problem, linears: Sequence[Linearised], Ybar: np.ndarray, out: Targets = None
+) -> tuple[np.ndarray, ...]:
+    """The cotangents of p.U, p.V, p.B and p.t, given those of Y and the derivatives at every t."""
+    slices = Ybar if p.t.ndim else Ybar[None]
+    parts = [
+        _one_vjp(p, linear, p.fold(Yi[..., None] if p.vector else Yi), out)
+        for linear, Yi in zip(linears, slices, strict=True)
+    ]
+    sums = zip(_sum_parts(p, parts), (p.U, p.V, p.B), strict=True)
+    tbar = np.array([part[3] for part in parts], p.t.dtype).reshape(p.t.shape)
+    return *(summed_to(a, like, like.shape) for a, like in sums), tbar
 
 
 def _one_jvp(

@@ -9,7 +9,7 @@ Nothing is divided by a gap between eigenvalues.
 
 from __future__ import annotations
 
-from .._array import Array, diagonal, namespace
+from .._array import Array, constant, diagonal, namespace
 from . import taylor
 from .exponential import apply_j, polish, scale_down, times_j
 
@@ -47,7 +47,7 @@ def _lengths_evened(G: Array) -> Array:
     Unlike `exponential.balance` a pair with a zero column is kept: its derivative is not zero.
     """
     xp = namespace(G)
-    d = diagonal(G)
+    d = constant(diagonal(G))
     one = xp.ones_like(d)
     d = xp.where(d > 0, d, one)
     r = d.shape[-1] // 2

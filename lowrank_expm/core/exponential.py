@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .._array import Array, adjoint, diagonal, eps, largest, namespace, one_norm, repeat
+from .._array import Array, adjoint, constant, diagonal, eps, largest, namespace, one_norm, repeat
 from . import taylor
 from .certificate import defect_bound
 from .selection import PLAIN, select, table
@@ -170,7 +170,7 @@ def _half_power(s: Array) -> Array:
 def scale_down(A: Array, within: int | None = None) -> Scaled:
     """Choose order and squarings, one for the whole batch or within a bound, and scale."""
     orders, thetas = table(eps(A))
-    norm = one_norm(A)
+    norm = constant(one_norm(A))
     if within is not None:
         return _scale_blindly(A, norm, orders[-1], thetas, within)
     alpha = largest(norm)
@@ -194,7 +194,7 @@ def _scale_blindly(
     safe = xp.where(norm > 1, norm, xp.ones_like(norm))
     size = xp.pow(2.0 * xp.ones_like(safe), xp.floor(xp.log2(safe)))
     powers = _powers(A / size[..., None, None], taylor.width(order))
-    alpha = _sharp(norm, powers, size, thetas)
+    alpha = constant(_sharp(norm, powers, size, thetas))
     s = xp.ceil(xp.log2(xp.where(alpha > thetas[-1], alpha / thetas[-1], xp.ones_like(alpha))))
     s = xp.where(xp.isfinite(alpha), s, xp.full_like(s, xp.inf))
     scaled = Scaled(powers, order, s, within)
