@@ -141,7 +141,7 @@ def _measured(kind: str, n: int) -> dict[str, float | None]:
     command = [sys.executable, "-m", "lowrank_expm.experiments.measure", kind, str(n), threads]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        return {"seconds": None, "MiB": None}
+        return {"seconds": None, "CPU seconds": None, "MiB": None}
     return json.loads(done.stdout)
 
 
