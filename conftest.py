@@ -13,7 +13,7 @@ NEEDS = {
         "tests/test_distributed.py",
         "tests/test_experiments.py",
     ],
-    "jax": [],
+    "jax": ["lowrank_expm/core/differentiable.py"],
     "dask": [],
     "geoopt": ["tests/test_geometry_peers.py"],
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -65,9 +66,17 @@ def device(a: Array) -> Any:
         return "cpu"
     if _is_torch(a):
         return a.device
+    if library(a) == "jax":
+        return _jax_device(a)
     from array_api_compat import device
 
     return device(a)
+
+
+def _jax_device(a: Array) -> Any:
+    """The device of a JAX array; None for one that has several or, being traced, none."""
+    devices = [] if is_traced(a) else list(a.devices())
+    return devices[0] if len(devices) == 1 else None
 
 
 def is_traced(a: Array) -> bool:
@@ -91,9 +100,9 @@ def is_traced(a: Array) -> bool:
 
 def is_on_host(a: Array) -> bool:
     """Whether looking at an array's values waits for no device."""
-    where = device(a)
     if library(a) == "jax":
-        return bool(where.platform == "cpu")
+        return not is_traced(a) and all(d.platform == "cpu" for d in a.devices())
+    where = device(a)
     return is_numpy(namespace(a)) or getattr(where, "type", str(where)).lower().startswith("cpu")
 
 
@@ -114,8 +123,28 @@ def constant(a: Array) -> Array:
     return a.detach() if library(a) == "torch" else a
 
 
-def repeat(count: int, wanted: Array, body: Callable[[int, Array], Array], x: Array) -> Array:
-    """x after body(i, x) for i < count, where `wanted` is how many of them change anything."""
+def full_precision(a: Array) -> AbstractContextManager[Any]:
+    """Products of an array in its own precision: JAX multiplies in less on some devices."""
+    if library(a) != "jax":
+        return nullcontext()
+    import jax
+
+    return jax.default_matmul_precision("highest")
+
+
+def repeat(count: int, wanted: Array, body: Callable[[Any, Any], Any], x: Any) -> Any:
+    """x after body(i, x) for i < count, where `wanted` is how many of them change anything.
+
+    In JAX a loop of a fixed length, which has derivatives of both modes; it skips what no element
+    of a batch wants.
+    """
+    if library(wanted) == "jax":
+        from jax import lax
+
+        most = wanted.max()
+        return lax.fori_loop(
+            0, count, lambda i, x: lax.cond(i < most, lambda x: body(i, x), lambda x: x, x), x
+        )
     for i in range(count):
         x = body(i, x)
     return x

@@ -175,9 +175,13 @@ def _placed(t: Any, dtype: Any, xp: Any, where: Any) -> Array:
 
 
 def promoted(xp: Any, *operands: Any) -> Any:
-    """The promoted floating dtype; numbers do not promote, integers count as the default."""
+    """The promoted floating dtype; numbers do not promote, integers count as the default.
+
+    What JAX calls weakly typed was a number before it was traced.
+    """
     default = xp.asarray(0.0).dtype
     arrays = [a for a in operands if library(a) is not None]
+    arrays = [a for a in arrays if not getattr(a, "weak_type", False)] or arrays
     dtypes = [a.dtype if _is_inexact(xp, a.dtype) else default for a in arrays]
     dtype = xp.result_type(*dtypes) if len(dtypes) > 1 else dtypes[0]
     return with_complex(xp, dtype) if any(_is_complex(a) for a in operands) else dtype

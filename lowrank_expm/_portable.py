@@ -11,6 +11,7 @@ for values that are not finite, the result is NaN. So does "auto" under tracing.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,6 +40,10 @@ STATIC = 16
 SPECULATIVE = 4
 # The certificate beyond which "auto" goes by "qr", in units of √m u.
 TRUST = 64.0
+
+
+# Whether a solution is certified, whether it is finite, and the squarings that it needed.
+Examined = tuple[bool, bool, float]
 
 
 class Solved(NamedTuple):
@@ -82,6 +87,10 @@ def forward(a: Arguments, method: str) -> Array:
     """The same for checked arguments, folded."""
     if not size(a.shape) or not a.U.shape[-1]:
         return unchanged(a)
+    if library(a.U) == "jax":
+        from . import _jax
+
+        return _jax.exponential(method, a.U, a.V, a.B, a.t)
     s = solve(a, method)
     return applied(s, s.core.C, s.T, a.B, a.t.ndim)
 
@@ -133,23 +142,56 @@ def solve(a: Arguments, method: str) -> Solved:
 
 def _solve(a: Arguments, method: str) -> Solved:
     """The same, whatever NumPy warns of underneath a library."""
+    route, within = choice(a, method)
+    if not looks(a, method):
+        return attempt(a, route, within)
+
+    def attempted(route: str, within: int | None) -> tuple[Solved, Callable[[], Examined]]:
+        s = attempt(a, route, within)
+        return s, lambda: _examined(a, s)
+
+    s: Solved = looked_at(a, route, within, attempted)
+    return s
+
+
+def looks(a: Arguments, method: str) -> bool:
+    """Whether the values may be looked at."""
+    return not (a.blind or method == "gram")
+
+
+def choice(a: Arguments, method: str) -> tuple[str, int | None]:
+    """The route to try first, and the bound on the squarings to work within."""
     n, r = a.U.shape[-2:]
-    blind = a.blind or method == "gram"
-    if method == "direct" or (n <= 2 * r and method != "gram"):
-        return _looked_at(a, _by_direct(a, _within(a, blind)), blind)
-    if method == "qr":
-        return _looked_at(a, _by_qr(a, _within(a, blind)), blind)
-    within = _within(a, blind)
-    G, T = passes_for(a.B).accumulate(Frame((a.U, a.V)), a.B)
-    s = Solved(Frame((a.U, a.V)), G, T, _core(G, a.t, None, within), "gram", None, within)
-    return _looked_at(a, s, blind)
+    route = "gram" if method == "auto" else method
+    if n <= 2 * r and method != "gram":
+        route = "direct"
+    return route, bound(a, not looks(a, method))
 
 
-def _within(a: Arguments, blind: bool) -> int | None:
+def bound(a: Arguments, blind: bool) -> int | None:
     """The bound on the squarings to work within."""
     if blind:
         return STATIC
     return None if a.on_host else SPECULATIVE
+
+
+def attempt(a: Arguments, route: str, within: int | None) -> Solved:
+    """The exponential by one route; NaN where `within` does not suffice or squares do not fit."""
+    if route == "direct":
+        return _by_direct(a, within)
+    if route == "qr":
+        return _by_qr(a, within)
+    G, T = passes_for(a.B).accumulate(Frame((a.U, a.V)), a.B)
+    c = _core(G, a.t, None, within)
+    c = c._replace(C=_kept(c.C, _squares_fit(diagonal(G), a.t)))
+    return Solved(Frame((a.U, a.V)), G, T, c, "gram", None, within)
+
+
+def _kept(C: Array, where: Array) -> Array:
+    """The elements of a batch of matrices where a condition holds; NaN elsewhere."""
+    xp = namespace(C)
+    one = xp.ones(where.shape, dtype=C.dtype, device=device(C))
+    return C * xp.where(where, one, one * xp.nan)[..., None, None]
 
 
 def _core(G: Array | None, t: Array, W: Array | None, within: int | None) -> Core:
@@ -160,20 +202,24 @@ def _core(G: Array | None, t: Array, W: Array | None, within: int | None) -> Cor
     return core.skew_unchecked(G, t, W, within)
 
 
-def _looked_at(a: Arguments, s: Solved, blind: bool) -> Solved:
-    """A solution that passed its examination, or else another one by "qr"."""
-    if blind or not size(s.core.C.shape):
-        return s
-    passed, finite, squarings = _examined(a, s)
+def looked_at(
+    a: Arguments,
+    route: str,
+    within: int | None,
+    attempted: Callable[[str, Any], tuple[Any, Callable[[], Examined]]],
+) -> Any:
+    """The result of an attempt that passed its examination, or else that of another one."""
+    result, examine = attempted(route, within)
+    passed, finite, squarings = examine()
     if passed:
-        return s
+        return result
     if not finite:
         require_finite(U=a.U, V=a.V, B=a.B, t=a.t)
-    again = _by_direct if s.route == "direct" else _by_qr
-    s = again(a, None if s.within is None else _enough(squarings, a))
-    if not (finite or _examined(a, s)[0]):
+    route = "direct" if route == "direct" else "qr"
+    result, examine = attempted(route, None if within is None else _enough(squarings, a))
+    if not (finite or examine()[0]):
         raise ValueError("the result overflows; scale t, U, V or B down, or use a wider dtype")
-    return s
+    return result
 
 
 def _enough(squarings: float, a: Arguments) -> int:
@@ -182,8 +228,26 @@ def _enough(squarings: float, a: Arguments) -> int:
     return int(known) + math.ceil(0.5 * math.log2(2 * a.U.shape[-1])) + 1
 
 
-def _examined(a: Arguments, s: Solved) -> tuple[bool, bool, float]:
+def _examined(a: Arguments, s: Solved) -> Examined:
     """Whether a solution is certified, whether all is finite, and the squarings: one look."""
+    if not size(s.core.C.shape):
+        return True, True, 0.0
+    if s.within is None:
+        passed, finite = _flags(a, s)
+        return bool(to_host(passed)), bool(to_host(finite)), float(s.core.squarings)
+    passed, finite, squarings = to_host(evidence(a, s))
+    return bool(passed), bool(finite), float(squarings)
+
+
+def evidence(a: Arguments, s: Solved) -> Array:
+    """What `_examined` looks at, in one array."""
+    xp = namespace(s.T)
+    flags = [xp.astype(flag, a.t.dtype) for flag in _flags(a, s)]
+    return xp.stack([*flags, xp.max(s.core.squarings)])
+
+
+def _flags(a: Arguments, s: Solved) -> tuple[Array, Array]:
+    """Whether a solution is certified, and whether all is finite."""
     xp, m = namespace(s.T), s.core.C.shape[-1]
     finite = xp.all(xp.isfinite(a.t)) & xp.all(xp.isfinite(s.T))
     squarings = s.core.squarings
@@ -192,32 +256,27 @@ def _examined(a: Arguments, s: Solved) -> tuple[bool, bool, float]:
     else:
         finite = finite & xp.all(xp.isfinite(squarings))
     passed = xp.all(s.core.bound <= TRUST * math.sqrt(m) * eps(s.T) / 2)
+    passed = passed & xp.all(xp.isfinite(s.core.C))
     longest = 1.0
     if s.G is not None:
-        d = diagonal(s.G)
-        longest = xp.sqrt(xp.max(d))
-        passed = passed & _squares_fit(d, a.t)
+        longest = xp.sqrt(xp.max(diagonal(s.G)))
         finite = finite & xp.all(xp.isfinite(s.G))
     if size(s.T.shape):
         reach = xp.max(xp.abs(s.core.C)) * xp.max(xp.abs(s.T)) * longest
         passed = passed & (reach * float(m * m) < float(xp.finfo(s.T.dtype).max) / 1024)
-    if s.within is None:
-        return bool(to_host(passed & finite)), bool(to_host(finite)), float(squarings)
-    flags = [xp.astype(flag, a.t.dtype) for flag in (passed & finite, finite)]
-    values = to_host(xp.stack([*flags, xp.max(squarings)]))
-    return bool(values[0]), bool(values[1]), float(values[2])
+    return passed & finite, finite
 
 
 def _squares_fit(d: Array, t: Array) -> Array:
-    """Whether the squared column lengths are not huge, and small only where harmless."""
+    """Whether squared column lengths are not huge, and small only where their pair is harmless."""
     xp = namespace(d)
     info = xp.finfo(d.dtype)
-    top, digits = math.log2(float(info.max)), -math.log2(float(info.eps))
+    top, digits, r = math.log2(float(info.max)), -math.log2(float(info.eps)), d.shape[-1] // 2
     high, low = 2.0 ** (0.75 * top), 2.0 ** (-0.75 * top)
-    largest = xp.max(d)
     reach = xp.max(xp.abs(t))
-    harmless = (largest + 2.0 ** (-top)) * reach * reach <= 2.0 ** (0.75 * top - 2 * digits - 14)
-    return (largest < high) & ((xp.min(d) > low) | harmless)
+    partner = xp.concat([d[..., r:], d[..., :r]], axis=-1)
+    harmless = (partner + 2.0 ** (-top)) * reach * reach <= 2.0 ** (0.75 * top - 2 * digits - 14)
+    return xp.all((d < high) & ((d > low) | harmless), axis=-1)
 
 
 def _by_direct(a: Arguments, within: int | None) -> Solved:
@@ -273,19 +332,24 @@ def scale_of(U: Array, V: Array) -> tuple[Array, Array]:
 
 def linearise(a: Arguments, t: Array) -> tuple[Array, Linearised]:
     """exp(tS)B for one t, folded, and its derivatives by the same route."""
-    s = solve(a._replace(t=t), "auto")
-    Y = applied(s, s.core.C, s.T, a.B)
+    a = a._replace(t=t)
+    s = solve(a, "auto")
+    return applied(s, s.core.C, s.T, a.B), derivative(a, s)
+
+
+def derivative(a: Arguments, s: Solved) -> Linearised:
+    """The derivatives of a solved exponential, for one t."""
     if s.route == "direct":
-        return Y, Direct.of(a.U, a.V, t, a.B)
+        return Direct.of(a.U, a.V, a.t, a.B)
     X = Frame((a.U, a.V))
     if s.route == "gram":
         assert s.G is not None
-        return Y, Gram(X, s.G, s.T, t, a.B, s.within)
+        return Gram(X, s.G, s.T, a.t, a.B, s.within)
     assert s.R is not None
     assert s.frame is not None
     R = s.R / passes_for(a.U).beside(*scale_of(a.U, a.V))
     spectrum = spectral.spectrum(skew_of(s.R))
-    return Y, Framed(X, s.frame, eye(R), apply_j(adjoint(R)), spectrum, s.T, t, a.B)
+    return Framed(X, s.frame, eye(R), apply_j(adjoint(R)), spectrum, s.T, a.t, a.B)
 
 
 def general_multiply(L: Any, R: Any, B: Any, t: Any, out: Any = None) -> Any:
@@ -295,28 +359,40 @@ def general_multiply(L: Any, R: Any, B: Any, t: Any, out: Any = None) -> Any:
 
         return _dask.general_multiply(L, R, B, t, out)
     a = arguments(L, R, B, t, names=("L", "R"), real_t=False)
+    if not size(a.shape) or not a.U.shape[-1]:
+        return a.unfold(unchanged(a))
+    Y = a.unfold(_general_forward(a))
+    return Y if out is None else written(out, Y)
+
+
+def _general_forward(a: Arguments) -> Array:
+    """The same for checked arguments."""
+    if library(a.U) == "jax":
+        from . import _jax
+
+        return _jax.general(a.U, a.V, a.B, a.t)
+    Y = general(a, STATIC if a.blind or not a.on_host else None)
+    if not a.blind:
+        require_range(a, Y)
+    return Y
+
+
+def general(a: Arguments, within: int | None) -> Array:
+    """The same within a bound on the squarings."""
     L, R, B, t = a.U, a.V, a.B, a.t
     xp = namespace(L)
-    if not size(a.shape) or not L.shape[-1]:
-        return a.unfold(unchanged(a))
     M = adjoint(R) @ L
     if is_complex(t) and not is_complex(M):
         M = xp.astype(M, t.dtype)
     if t.ndim:
         t = xp.reshape(t, (*t.shape, *(1,) * (M.ndim - 2)))
-    within = None if a.on_host and not a.blind else STATIC
-    c = core.general(M, t, within)
-    C = spread(c.C, a.t.ndim, max(L.ndim, R.ndim, B.ndim))
+    C = spread(core.general(M, t, within).C, a.t.ndim, max(L.ndim, R.ndim, B.ndim))
     if is_complex(C) and not is_complex(B):
         L, R, B = (xp.astype(x, C.dtype) for x in (L, R, B))
-    Y = B + L @ (C @ (adjoint(R) @ B))
-    if not a.blind:
-        _require_range(a, Y)
-    Y = a.unfold(Y)
-    return Y if out is None else written(out, Y)
+    return B + L @ (C @ (adjoint(R) @ B))
 
 
-def _require_range(a: Arguments, Y: Array) -> None:
+def require_range(a: Arguments, Y: Array) -> None:
     """Raise, with the reason, unless a result is finite: one look."""
     xp = namespace(Y)
     if bool(to_host(xp.all(xp.isfinite(Y)))):

@@ -221,7 +221,7 @@ def _linearised(
     """The derivatives at one t."""
     if not G.numel():
         return _portable.linearise(a, t)[1]
-    within = _portable._within(a, smooth or a.blind or how.method == "gram")
+    within = _portable.bound(a, smooth or a.blind or how.method == "gram")
     return Gram(Frame((a.U, a.V)), G, T, t, a.B, within)
 
 

@@ -21,7 +21,7 @@ def skew_core_derivative(
 
     `t` is real and broadcasts against the matrices; `within` bounds the squarings.
     """
-    D = _lengths_evened(G)
+    D = lengths_evened(G)
     G = D[..., :, None] * G * D[..., None, :]
     dG = D[..., :, None] * dG * D[..., None, :]
     A = scale_down(t * apply_j(G), within)
@@ -41,7 +41,7 @@ def skew_core_derivative(
     return scale * C, scale * dC
 
 
-def _lengths_evened(G: Array) -> Array:
+def lengths_evened(G: Array) -> Array:
     """Powers of two (c, 1/c) that give uⱼ and vⱼ equal lengths, or one of them length one.
 
     Unlike `exponential.balance` a pair with a zero column is kept: its derivative is not zero.

@@ -75,16 +75,22 @@ def balance(G: Array) -> Array:
     return xp.concat([xp.where(live, c, zero), xp.where(live, 1.0 / c, zero)], axis=-1)
 
 
-def skew_core(G: Array | None, t: Array, W: Array | None = None, within: int | None = None) -> Core:
+def skew_core(
+    G: Array | None,
+    t: Array,
+    W: Array | None = None,
+    within: int | None = None,
+    balanced: Callable[[Array], Array] = balance,
+) -> Core:
     """The core of exp(t F W Fᴴ), W skew-Hermitian (None: J) and G Hermitian (None: identity).
 
     `t` is real and broadcasts against the matrices. The batch shares one order and one number of
     squarings: in this form a small element loses nothing by it. With `within`, a bound on the
-    squarings, no value is looked at.
+    squarings, no value is looked at. `balanced` gives the scaling of the columns.
     """
     if W is None:
         assert G is not None
-        D = balance(G)
+        D = balanced(G)
         G = D[..., :, None] * G * D[..., None, :]
         A, right = t * apply_j(G), None
     else:
@@ -133,7 +139,7 @@ class Scaled(NamedTuple):
         for start in range(0, count, DOUBLINGS_PER_POLISH):
             C = polish(C) if start else C
             C = self._steps(start, min(start + DOUBLINGS_PER_POLISH, count), double, C)
-        return C if self.within is None else _map(lambda a: a + self._nan_beyond(), C)
+        return C if self.within is None else _map(lambda a: a * self._nan_beyond(), C)
 
     def _steps(self, start: int, stop: int, double: Callable[[Any], Any], C: Any) -> Any:
         """Doublings start to stop, for the elements that want them."""
@@ -149,10 +155,10 @@ class Scaled(NamedTuple):
         return repeat(stop - start, s - start, step, C)
 
     def _nan_beyond(self) -> Array:
-        """NaN for elements that need more squarings than the bound, else zero."""
+        """NaN for elements that need more squarings than the bound, else one."""
         xp, s = namespace(self.powers[0]), self.squarings
         nan = xp.full_like(s, xp.nan)
-        return xp.where(s <= self.within, xp.zeros_like(s), nan)[..., None, None]
+        return xp.where(s <= self.within, xp.ones_like(s), nan)[..., None, None]
 
 
 def _map(f: Callable[..., Any], *operands: Any) -> Any:
