@@ -22,7 +22,11 @@ HERE = Path(__file__).parent
 
 def _needing(library: str) -> list[str]:
     """What a library's absence leaves out."""
-    own = [f"lowrank_expm/_{library}.py", f"lowrank_expm/passes/{library}_passes.py"]
+    own = [
+        f"docs/guide/{library}.md",
+        f"lowrank_expm/_{library}.py",
+        f"lowrank_expm/passes/{library}_passes.py",
+    ]
     tests = [str(p.relative_to(HERE)) for p in sorted(HERE.glob(f"tests/test_{library}*.py"))]
     commands = [f"tests/{library}_speed.py"]
     return [*NEEDS[library], *own, *tests, *commands]

@@ -371,7 +371,11 @@ def _general_forward(a: Arguments) -> Array:
         from . import _jax
 
         return _jax.general(a.U, a.V, a.B, a.t)
-    Y = general(a, STATIC if a.blind or not a.on_host else None)
+    try:
+        Y = general(a, STATIC if a.blind or not a.on_host else None)
+    except ValueError:
+        require_finite(L=a.U, R=a.V, B=a.B, t=a.t)
+        raise
     if not a.blind:
         require_range(a, Y)
     return Y

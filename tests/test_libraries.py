@@ -201,6 +201,14 @@ def test_general_low_rank(library):
             assert error <= FORWARD * gen.unit(dtype) * max(1.0, size) * np.exp(abs(t) * size)
 
 
+@pytest.mark.parametrize("argument", range(3))
+def test_a_value_that_is_not_finite_in_a_general_problem(library, argument):
+    operands = list(draw("generic", "float64"))
+    operands[argument][1, 1] = np.nan
+    with pytest.raises(ValueError, match="LRB"[argument]):
+        library.numpy(expm_multiply(*map(library.asarray, operands)))
+
+
 def test_general_low_rank_at_a_complex_time(library, needs):
     needs("complex")
     L, R, B = draw("generic", "float64")
