@@ -28,7 +28,8 @@ class Certificate:
     angle : float or ndarray
         |t| ‖S‖₂, the largest rotation angle in radians.
     order : int
-        Degree of the Taylor polynomial (that of the largest angle of a batch).
+        Degree of the Taylor polynomial or, where it is 7 or 13, which no polynomial has here, order
+        of the Padé approximant (that of the largest angle of a batch).
     squarings : int
         Number of doublings (the largest of a batch).
     defect_bound : float or ndarray

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from lowrank_expm import core
-from lowrank_expm.core import certificate, exponential, selection, taylor
+from lowrank_expm.core import certificate, exponential, pade, selection, taylor
 from lowrank_expm.core.compiled import skew_batch, skew_cores
 
 from . import generators as gen
@@ -25,6 +25,8 @@ TABLES = {
     "float32": (selection.ORDERS_32, selection.THETAS_32),
     "float64": (selection.ORDERS_64, selection.THETAS_64),
 }
+PADE = {"float32": selection.PADE_32, "float64": selection.PADE_64}
+PADE_ORDERS = {7, 13}
 THRESHOLDS = [
     (precision, i, order, theta)
     for precision, (orders, thetas) in TABLES.items()
@@ -67,6 +69,13 @@ def real(dtype, value):
 def generic_core(G, t, W):
     """The array-API core with t as `core.skew` takes it."""
     return exponential.skew_core(G, t[..., None, None], W)
+
+
+def agree_in_choice(compiled, generic):
+    """The same order and squarings, or the Padé approximant with no more squarings."""
+    if compiled.order in PADE_ORDERS:
+        return compiled.squarings <= generic.squarings
+    return (compiled.order, compiled.squarings) == (generic.order, generic.squarings)
 
 
 def mp_phi1(A):
@@ -139,23 +148,28 @@ def test_selection_is_monotone_and_pure(precision):
     assert {order for order, _ in chosen} == set(orders)
 
 
-def backward_error(order, theta):
-    """The bound on ‖ΔA‖/‖A‖ with exp(A + ΔA) the Taylor polynomial of A, for ‖A‖ ≤ θ.
+def backward_error(numerator, denominator, exact, theta):
+    """The bound on ‖ΔA‖/‖A‖ with exp(A + ΔA) the rational function r of A, for ‖A‖ ≤ θ.
 
-    ΔA = log(exp(−A) T(A)): the series of its coefficients' moduli, from a'/a = (log a)'.
+    ΔA = log(exp(−A) r(A)): the series of its coefficients' moduli, from a'/a = (log a)'. r has the
+    first `exact` + 1 coefficients of exp.
     """
-    count = order + 80
-    with mpmath.workdps(40):
+    count = exact + 80
+    with mpmath.workdps(80):
         inverse = [mpmath.mpf(1) / mpmath.factorial(i) for i in range(count)]
+        r = []
+        for n in range(count):
+            rest = mpmath.fsum(d * r[n - k] for k, d in enumerate(denominator[: n + 1]) if k)
+            r.append(((numerator[n] if n < len(numerator) else 0) - rest) / denominator[0])
         a = [
-            mpmath.fsum((-1) ** (n - k) * inverse[n - k] * inverse[k] for k in range(order + 1))
-            if n > order
+            mpmath.fsum((-1) ** (n - k) * inverse[n - k] * r[k] for k in range(n + 1))
+            if n > exact
             else mpmath.mpf(n == 0)
             for n in range(count)
         ]
         log = [mpmath.mpf(0)] * count
-        for n in range(order + 1, count):
-            log[n] = a[n] - mpmath.fsum(k * log[k] * a[n - k] for k in range(order + 1, n)) / n
+        for n in range(exact + 1, count):
+            log[n] = a[n] - mpmath.fsum(k * log[k] * a[n - k] for k in range(exact + 1, n)) / n
         return mpmath.fsum(abs(log[n]) * mpmath.mpf(theta) ** (n - 1) for n in range(1, count))
 
 
@@ -163,7 +177,89 @@ def backward_error(order, theta):
 def test_each_threshold_is_where_the_backward_error_reaches_the_unit_roundoff(
     precision, i, order, theta
 ):
-    assert backward_error(order, theta) * 2 / EPS[precision] == pytest.approx(1, rel=1e-12)
+    with mpmath.workdps(80):
+        numerator = [mpmath.mpf(1) / mpmath.factorial(i) for i in range(order + 1)]
+    error = backward_error(numerator, [mpmath.mpf(1)], order, theta)
+    assert error * 2 / EPS[precision] == pytest.approx(1, rel=1e-12)
+
+
+@pytest.mark.parametrize("precision", PADE)
+def test_the_threshold_of_the_pade_approximant_is_where_its_backward_error_is_one_roundoff(
+    precision,
+):
+    (order,), (theta,) = PADE[precision]
+    b = [mpmath.mpf(c) for c in pade.COEFFICIENTS[order]]
+    mirrored = [(-1) ** i * c for i, c in enumerate(b)]
+    error = backward_error(b, mirrored, 2 * order, theta)
+    # The published one for single precision takes u to seven digits.
+    assert error * 2 / EPS[precision] == pytest.approx(1, rel=1e-6)
+
+
+@pytest.mark.parametrize("order", pade.COEFFICIENTS)
+def test_coefficients_of_the_pade_approximant(order):
+    """(2q − i)! / ((q − i)! i!), times the q!/q! that makes the last one 1."""
+    f, q = math.factorial, order
+    assert pade.COEFFICIENTS[q] == tuple(f(2 * q - i) // (f(q - i) * f(i)) for i in range(q + 1))
+
+
+def test_an_order_tells_the_scheme():
+    orders = {order for (order,), _ in PADE.values()}
+    assert orders == PADE_ORDERS
+    assert orders.isdisjoint({*selection.ORDERS_32, *selection.ORDERS_64})
+
+
+@pytest.mark.parametrize(
+    ("precision", "m", "expected"),
+    [
+        ("float64", 2, (2.4285825244428264, math.inf)),
+        ("float64", 4, (2.4285825244428264, math.inf)),
+        ("float64", 5, (2.4285825244428264, 5.371920351148152)),
+        ("float64", 32, (2.4285825244428264, 5.371920351148152)),
+        ("float64", 33, (2.4285825244428264, 2.4285825244428264)),
+        ("float32", 4, (2.4782808775219714, math.inf)),
+        ("float32", 5, (2.4782808775219714, 3.92572478313866)),
+        ("float32", 12, (2.4782808775219714, 3.92572478313866)),
+        ("float32", 13, (2.4782808775219714, 2.4782808775219714)),
+    ],
+)
+def test_sizes_that_the_pade_approximant_serves(precision, m, expected):
+    assert selection.pade_sizes(m, EPS[precision]) == expected
+
+
+def planes(m, precision):
+    """A matrix whose powers all have the norm one: m/2 planes turned by the same angle."""
+    one, zero = np.eye(m // 2), np.zeros((m // 2, m // 2))
+    return np.block([[zero, one], [-one, zero]]).astype(precision)
+
+
+@pytest.mark.parametrize("form", ["J", "W", "W and G"])
+@pytest.mark.parametrize("precision", PADE)
+@pytest.mark.parametrize("m", [2, 4, 6, 12, 14, 32, 34])
+def test_selected_scheme_on_both_sides_of_its_thresholds(m, precision, form):
+    taylor_ends, (order,), (pade_ends,) = TABLES[precision][1][-1], *PADE[precision]
+    wide = {"float64": 32, "float32": 12}[precision]
+
+    def chosen(size):
+        G, W = _form(form, np.eye(m, dtype=precision), planes(m, precision))
+        core = skew_cores(G, real(precision, size), W)
+        return core.order, core.squarings
+
+    def by_taylor(size):
+        return selection.select(size, *TABLES[precision])
+
+    for size in (0.5 * taylor_ends, 0.999 * taylor_ends):
+        assert chosen(size) == by_taylor(size)
+    for size in (1.001 * taylor_ends, (taylor_ends + pade_ends) / 2, 0.999 * pade_ends):
+        assert chosen(size) == ((order, 0) if m <= wide else by_taylor(size))
+    for s, size in ((1, 1.001 * pade_ends), (1, 1.9 * pade_ends), (2, 2.1 * pade_ends)):
+        assert chosen(size) == ((order, s) if m <= 4 else by_taylor(size))
+
+
+def test_scheme_of_a_batch_is_that_of_its_largest_element():
+    """Order 13 of the approximant comes after degree 25 of the polynomial."""
+    W = np.array([[0.0, 1.0], [-1.0, 0.0]])
+    found = skew_cores(None, real("float64", [2.4, 2.5]), np.stack([W, W]))
+    assert (found.order, found.squarings) == (13, 0)
 
 
 def test_degrees_are_the_largest_for_their_number_of_products():
@@ -193,7 +289,10 @@ def test_cores_take_the_branch_that_their_angle_selects(precision, i, order, the
     """One plane: every norm that the selection looks at is the angle itself."""
     W = np.array([[0.0, 1.0], [-1.0, 0.0]], precision)
     found = twin(None, real(precision, theta * factor), W)
-    assert (found.order, found.squarings) == selection.select(theta * factor, *TABLES[precision])
+    scheme = TABLES[precision]
+    if twin is skew_cores and theta * factor > scheme[1][-1]:
+        scheme = PADE[precision]
+    assert (found.order, found.squarings) == selection.select(theta * factor, *scheme)
 
 
 def test_a_basis_with_a_large_norm_is_not_overscaled():
@@ -228,6 +327,41 @@ def test_each_order_is_accurate_up_to_its_threshold(precision, i, order, theta, 
     general = core.general(A, real(precision, 1.0))
     assert (general.order, general.squarings) == (order, 0)
     assert mp_distance(general.C, mp_phi1(A)) <= 20 * u
+
+
+@pytest.mark.parametrize("m", [2, 8])
+@pytest.mark.parametrize("dtype", gen.DTYPES)
+@pytest.mark.parametrize("form", FORMS)
+def test_the_pade_approximant_is_accurate_up_to_its_threshold(m, dtype, form):
+    """Beyond π its denominator V − U is no longer positive definite, and pivots must be chosen."""
+    precision = "float64" if dtype in gen.DOUBLES else "float32"
+    rng = np.random.default_rng(m)
+    theta = PADE[precision][1][0]
+    G, W = operands(rng, m, dtype, form)
+    A = (planes(m, dtype) if W is None else W) @ (np.eye(m) if G is None else G)
+    for size in np.linspace(TABLES[precision][1][-1], theta, 3)[1:]:
+        t = real(dtype, 0.9999 * size / math.sqrt(np.linalg.norm(A @ A, 1)))
+        found = skew_cores(G, t, W)
+        assert (found.order, found.squarings) == (PADE[precision][0][0], 0)
+        exact = naive_core(G, W, m, t)
+        # G is within a factor of two of the identity: as for the twins, √m for m sums.
+        assert mp_distance(found.C, exact) <= 20 * gen.unit(dtype) * math.sqrt(m) * size
+
+
+def naive_core(G, W, m, t):
+    """φ₁(tWG) tW with 60 digits."""
+    G = np.eye(m) if G is None else G
+    W = planes(m, "float64") if W is None else W
+    with mpmath.workdps(60):
+        G, W = (
+            mpmath.matrix([[mpmath.mpmathify(complex(x)) for x in row] for row in a])
+            for a in (G, W)
+        )
+        W *= mpmath.mpf(float(t))
+        block = mpmath.zeros(2 * m)
+        block[:m, :m], block[:m, m:] = W * G, W
+        E = mpmath.expm(block)
+        return [[E[i, m + j] for j in range(m)] for i in range(m)]
 
 
 @pytest.mark.parametrize("dtype", gen.DTYPES)
@@ -271,7 +405,7 @@ def test_twins_agree(dtype, form):
         for exponent in range(-12, last_exponent(dtype) + 1, 3):
             t = real(dtype, 10.0**exponent)
             one, two = skew_cores(G, t, W), generic_core(G, t, W)
-            assert (one.order, one.squarings) == (two.order, two.squarings)
+            assert agree_in_choice(one, two)
             assert one.C.dtype == two.C.dtype == dtype
             # G is within a factor of two of the identity, so ‖C‖ is that of exp(tS) − I, and
             # both are within u·θ of it; √m for m sums.
@@ -292,7 +426,7 @@ def test_twins_agree_on_a_batch_and_a_grid(dtype, form):
     one, two = skew_cores(G, t, W), generic_core(G, t, W)
     assert one.C.shape == two.C.shape == (4, 2, 3, 6, 6)
     assert one.bound.shape == two.bound.shape == (4, 2, 3)
-    assert (one.order, one.squarings) == (two.order, two.squarings)
+    assert agree_in_choice(one, two)
     scale = np.maximum(np.linalg.norm(two.C, axis=(-2, -1)), np.abs(t))
     error = np.linalg.norm(one.C - two.C, axis=(-2, -1))
     assert (error <= 20 * gen.unit(dtype) * math.sqrt(6) * scale).all()
@@ -316,7 +450,7 @@ def test_twins_agree_on_a_batch_whose_largest_norm_is_not_its_largest_size():
     W = np.broadcast_to(J, (2, 2, 2))
     t = real("float64", 1.0)
     one, two = skew_cores(G, t, W), generic_core(G, t, W)
-    assert (one.order, one.squarings) == (two.order, two.squarings)
+    assert agree_in_choice(one, two)
 
 
 def test_one_compiled_version_of_a_dtype_serves_every_call():

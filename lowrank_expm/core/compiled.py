@@ -1,6 +1,7 @@
 """The core's compiled twin for NumPy arrays: products by BLAS, and fused loops between them.
 
-It follows `exponential.py` step by step, one matrix at a time, and calls the same `select`.
+It follows `exponential.py` step by step, one matrix at a time, and calls the same `select`, but
+where a solve is cheap the Padé approximant of `pade.py` takes the place of the polynomial.
 Kernels release the GIL, so the batch runs on ordinary threads: no threading layer that a fork
 could break is ever started.
 """
@@ -8,6 +9,8 @@ could break is ever started.
 from __future__ import annotations
 
 import math
+from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -15,47 +18,24 @@ from .._array import Array
 from .._numba import inner, jit
 from .._threads import share
 from .certificate import DEFECT_FACTOR, MEANINGFUL
+from .compiled_loops import add_block, identity, mm, one_norm, scaled
 from .exponential import DOUBLINGS_PER_POLISH, SAFE_EXPONENT, Core
-from .selection import PLAIN, select, table
+from .pade import approximant, order_of, pade_scale_down, parts
+from .selection import PLAIN, pade_sizes, pade_table, select, table
 from .taylor import COEFFICIENTS, width
 
 _select, width_of = inner(select), inner(width)
 _WORK = 10
-# From this many columns on, calling BLAS costs less than loops.
-BLAS = 6
 
 
 def _tables(char: str) -> tuple[float, np.ndarray, tuple[int, ...], tuple[float, ...]]:
-    """Machine epsilon, Taylor coefficients, orders and thresholds of a real dtype."""
+    """Machine epsilon, coefficients of both schemes, Taylor's orders and thresholds of a dtype."""
     eps = float(np.finfo(np.dtype(char)).eps)
-    return eps, np.array(COEFFICIENTS, char), *table(eps)
+    (order,), _ = pade_table(eps)
+    return eps, np.array([*COEFFICIENTS, *parts(order)], char), *table(eps)
 
 
 TABLES = {char: _tables(char) for char in "df"}
-
-
-@inner
-def mm(a, b, out):
-    """out = a @ b."""
-    m = a.shape[0]
-    if m >= BLAS:
-        np.dot(a, b, out)
-        return
-    for i in range(m):
-        for j in range(m):
-            out[i, j] = a[i, 0] * b[0, j]
-        for k in range(1, m):
-            f = a[i, k]
-            for j in range(m):
-                out[i, j] += f * b[k, j]
-
-
-@inner
-def scaled(f, a, out):
-    """out = f a, for matrices seen as vectors: rows may be too short for a loop of their own."""
-    g = out.real.dtype.type(f)
-    for i in range(a.shape[0]):
-        out[i] = g * a[i]
 
 
 @inner
@@ -64,21 +44,6 @@ def _adjoint(a, out):
     for i in range(a.shape[0]):
         for j in range(a.shape[1]):
             out[j, i] = np.conj(a[i, j])
-
-
-@inner
-def _one_norm(a, sums):
-    """The largest absolute column sum; `sums` is scratch."""
-    for j in range(sums.shape[0]):
-        sums[j] = 0
-    for i in range(a.shape[0]):
-        for j in range(sums.shape[0]):
-            sums[j] += abs(a[i, j])
-    best = 0.0
-    for j in range(sums.shape[0]):
-        if not sums[j] <= best:
-            best = sums[j]
-    return best
 
 
 @inner
@@ -91,20 +56,6 @@ def _balance(G, scale):
         if u > 0 and v > 0:
             c = 2.0 ** np.rint(0.25 * (math.log2(v) - math.log2(u)))
             scale[j], scale[r + j] = c, 1 / c
-
-
-@inner
-def add_block(c, first, k, terms, out):
-    """out += c[first] terms[0] + … of k terms, two to five, for matrices seen as vectors."""
-    last, zero = k - 1, 0 * c[0]
-    c0, c1 = c[first], c[first + 1]
-    c2 = c[first + 2] if k > 2 else zero
-    c3 = c[first + 3] if k > 3 else zero
-    c4 = c[first + 4] if k > 4 else zero
-    z0, z1 = terms[0], terms[1]
-    z2, z3, z4 = terms[min(2, last)], terms[min(3, last)], terms[min(4, last)]
-    for i in range(out.shape[0]):
-        out[i] += c0 * z0[i] + c1 * z1[i] + c2 * z2[i] + c3 * z3[i] + c4 * z4[i]
 
 
 @inner
@@ -192,24 +143,31 @@ def _frobenius(a):
 
 
 @inner
-def scale_down(w, flat, orders, thetas, sums):
-    """The powers of A/2ˢ that its order needs, after I and A in w; returns order and s.
+def square(w, flat, sums):
+    """A/2ʰ, whose powers do not overflow, and its square after I in w; returns ‖A‖ and h.
 
-    s is −1 where A is not finite. `sums` is scratch.
+    h is −1 where A is not finite. `sums` is scratch.
     """
-    norm = alpha = _one_norm(w[1], sums)
+    norm = one_norm(w[1], sums)
     if not norm < np.inf:
-        return orders[-1], -1
+        return norm, -1
     halvings = max(math.frexp(norm)[1] - SAFE_EXPONENT, 0)
     if halvings:
         scaled(0.5**halvings, flat[1], flat[1])
     mm(w[1], w[1], w[2])
+    return norm, halvings
+
+
+@inner
+def scale_down(norm, halvings, w, flat, orders, thetas, sums):
+    """The powers of A/2ˢ that its polynomial needs from what `square` left; returns order and s."""
+    alpha = norm
     ready = 2
     if norm > thetas[PLAIN - 1]:
         ready = 4
         mm(w[2], w[1], w[3])
         mm(w[2], w[2], w[4])
-        sharp = max(_one_norm(w[3], sums) ** (1 / 3), _one_norm(w[4], sums) ** (1 / 4))
+        sharp = max(one_norm(w[3], sums) ** (1 / 3), one_norm(w[4], sums) ** (1 / 4))
         alpha = min(norm, max(2.0**halvings * sharp, thetas[1]))
     order, squarings = _select(alpha, orders, thetas)
     k = width_of(order)
@@ -253,13 +211,6 @@ def scaled_back(scale, C):
 
 
 @inner
-def identity(out):
-    """out = I, if it was zero."""
-    for i in range(out.shape[0]):
-        out[i, i] = 1
-
-
-@inner
 def _product(t, G, gram, W, Gs, tW, A):
     """A = tWG, with tW and G copied."""
     m = A.shape[0]
@@ -285,8 +236,35 @@ def _times_w(P, half, t, gram, use_j, tW, C):
             C[i, j] = f * C[i, j] if gram else P[i, j]
 
 
+@inner
+def _phi1(start, tables, w, flat, sums, chosen):
+    """φ₁(A/2ˢ) (`start` 0) or exp(A/2ˢ) − I (1) as selected; returns its slot and s, −1: overflow.
+
+    ‖A²‖^½ selects: the powers that decide about scaling are not the same for the two schemes.
+    """
+    c, orders, thetas, theta, largest = tables
+    norm, h = square(w, flat, sums)
+    if h < 0:
+        chosen[:] = -1
+        return 0, -1
+    size = norm
+    if norm > thetas[-1]:
+        size = 2.0**h * math.sqrt(one_norm(w[2], sums))
+    by_pade = thetas[-1] < size <= largest
+    if by_pade:
+        order, squarings = pade_scale_down(norm, h, w, flat, order_of(c), theta, sums)
+        slot = approximant(order, c, start, w, flat)
+    else:
+        order, squarings = scale_down(norm, h, w, flat, orders, thetas, sums)
+        slot = polynomial(order, c, start, w, flat)
+    chosen[0], chosen[1], chosen[2] = squarings, by_pade, order
+    return slot, squarings
+
+
 @jit
-def skew_batch(first, last, G, gram, W, use_j, t, eps, c, orders, thetas, C, chosen, bound):
+def skew_batch(
+    first, last, G, gram, W, use_j, t, eps, c, orders, thetas, theta, largest, C, chosen, bound
+):
     """Cores first..last of a batch; a grid of t runs over the batch of G again and again."""
     m = C.shape[1]
     w = np.zeros((_WORK, m, m), C.dtype)
@@ -294,6 +272,7 @@ def skew_batch(first, last, G, gram, W, use_j, t, eps, c, orders, thetas, C, cho
     scale, sums = np.ones(m, t.dtype), np.empty(m, t.dtype)
     identity(w[0])
     Gs, tW = w[8], w[9]
+    tables = c, orders, thetas, theta, largest
     for e in range(first, last):
         g, Ce = e % G.shape[0], C[e]
         if use_j:
@@ -301,11 +280,9 @@ def skew_batch(first, last, G, gram, W, use_j, t, eps, c, orders, thetas, C, cho
             generator_of(t[e], scale, G[g], Gs, w[1])
         else:
             _product(t[e], G[g], gram, W[g], Gs, tW, w[1])
-        order, squarings = scale_down(w, flat, orders, thetas, sums)
-        chosen[e, 0], chosen[e, 1] = squarings, order
+        slot, squarings = _phi1(0 if gram else 1, tables, w, flat, sums, chosen[e])
         if squarings < 0:
             continue
-        slot = polynomial(order, c, 0 if gram else 1, w, flat)
         _times_w(w[slot], 0.5**squarings, t[e], gram, use_j, tW, Ce)
         for s in range(squarings):
             double(Ce, Gs, gram, w[1], w[2])
@@ -323,22 +300,29 @@ def skew_cores(G: Array | None, t: np.ndarray, W: Array | None) -> Core:
     shape = np.broadcast_shapes(t.shape, batch)
     count = math.prod(shape)
     C = np.empty((count, m, m), given.dtype)
-    chosen = np.zeros((count, 2), np.int64)
+    chosen = np.zeros((count, 3), np.int64)
     bound = np.empty(count, t.dtype)
     grams, generators = (matrices(given if a is None else a, shape) for a in (G, W))
     ts = np.array(np.broadcast_to(t, shape)).reshape(-1)
-    tables = TABLES[t.dtype.char]
+    tables = _schemes(m, t.dtype.char)
     common = (grams, G is not None, generators, W is None, ts, *tables, C, chosen, bound)
     share(count, m**3, lambda first, last: skew_batch(first, last, *common))
     order, squarings = worst(chosen)
     return Core(C.reshape(*shape, m, m), order, squarings, bound.reshape(shape))
 
 
+@cache
+def _schemes(m: int, char: str) -> tuple[Any, ...]:
+    """The tables for matrices with m columns, with Padé's threshold and the sizes it serves."""
+    eps = TABLES[char][0]
+    return *TABLES[char], pade_table(eps)[1][0], pade_sizes(m, eps)[1]
+
+
 def worst(chosen: np.ndarray) -> tuple[int, int]:
     """The order and squarings of the element with the largest angle; −1 if one overflowed."""
     if not len(chosen):
         return 4, 0
-    squarings, order = max(chosen.tolist())
+    squarings, _, order = max(chosen.tolist())
     return order, squarings if chosen[:, 0].min() >= 0 else -1
 
 
@@ -346,10 +330,10 @@ def skew_core(G: np.ndarray, t: float) -> tuple[np.ndarray, float]:
     """One core and its certified defect (NaN or infinite where the general way must look)."""
     C = np.empty((1, *G.shape), G.dtype)
     real = G.real.dtype
-    chosen, bound = np.empty((1, 2), np.int64), np.empty(1, real)
+    chosen, bound = np.empty((1, 3), np.int64), np.empty(1, real)
     ts = np.array([t], real)
     G = G[None]
-    skew_batch(0, 1, G, True, G, True, ts, *TABLES[real.char], C, chosen, bound)
+    skew_batch(0, 1, G, True, G, True, ts, *_schemes(C.shape[-1], real.char), C, chosen, bound)
     return C[0], float(bound[0]) if chosen[0, 0] >= 0 else math.inf
 
 

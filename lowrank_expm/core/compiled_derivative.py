@@ -10,18 +10,16 @@ from .._numba import inner, jit
 from .._threads import share
 from .compiled import (
     TABLES,
-    add_block,
     generator_of,
-    identity,
     matrices,
-    mm,
     polish,
     scale_down,
-    scaled,
     scaled_back,
+    square,
     times_j,
     width_of,
 )
+from .compiled_loops import add_block, identity, mm, scaled
 from .exponential import DOUBLINGS_PER_POLISH
 
 _WORK = 22
@@ -92,10 +90,12 @@ def derivative_batch(first, last, G, dG, t, c, orders, thetas, C, dC, squarings)
         _evened(G[e], scale)
         generator_of(t[e], scale, G[e], Gs, w[1])
         generator_of(t[e], scale, dG[e], dGs, d[1])
-        order, s = scale_down(w, flat, orders, thetas, sums)
-        squarings[e] = s
-        if s < 0:
+        norm, halvings = square(w, flat, sums)
+        if halvings < 0:
+            squarings[e] = -1
             continue
+        order, s = scale_down(norm, halvings, w, flat, orders, thetas, sums)
+        squarings[e] = s
         half = 0.5**s
         scaled(half, flat[9], flat[9])
         for p in range(2, width_of(order) + 1):

@@ -3,7 +3,8 @@
 C depends on the long axis only through the Gram matrix G = FᴴF:
 C = φ₁(tWG) tW, built by scaling, a Taylor polynomial, and the doubling C ← 2C + C G C, which is
 the square of I + F C Fᴴ. A polish (one Newton–Schulz step towards the nearest unitary, in m × m
-arithmetic) keeps rounding from growing with the number of doublings. There are only products.
+arithmetic) keeps rounding from growing with the number of doublings. There are only products:
+solving a batch of small systems, as the Padé approximant wants, is slow in most libraries.
 
 The number of doublings follows from the values. Where nobody may look at these, because they lie
 on a device or are traced, a bound on it is given instead: every element then takes the highest
@@ -23,8 +24,8 @@ from .selection import PLAIN, select, table
 
 # Each doubling doubles the defect: after eight it is still far below one, where polishing squares.
 DOUBLINGS_PER_POLISH = 8
-# The fifth power of a matrix with a norm below two to this power does not overflow in any dtype.
-SAFE_EXPONENT = 24
+# The sixth power of a matrix with a norm below two to this power does not overflow in any dtype.
+SAFE_EXPONENT = 20
 
 
 class Core(NamedTuple):
