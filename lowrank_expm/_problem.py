@@ -139,10 +139,21 @@ def direction(name: str, d: Any, like: np.ndarray, shape: tuple[int, ...]) -> np
         raise ValueError(f"{name} has shape {d.shape}; it must have the shape {tuple(shape)}")
     if d.dtype.kind == "c" and like.dtype.kind != "c":
         raise TypeError(f"{name} is complex and what it belongs to is real; pass a real {name}")
-    if not np.isfinite(d).all():
+    if not math.isfinite(size(d)) and not np.isfinite(d).all():
         raise ValueError(f"{name} contains NaN or infinity; it must be finite")
     d = d.astype(np.result_type(d, np.complex64)) if like.dtype.kind == "c" != d.dtype.kind else d
     return d.reshape(like.shape)
+
+
+def size(a: np.ndarray) -> float:
+    """The Frobenius norm; not finite where an entry is not, or where the squares overflow."""
+    if a.dtype.char not in "fdFD":
+        a = a.astype(np.result_type(a, np.float32))
+    a = a.ravel(order="K") if a.flags.forc else a
+    parts = (a.real, a.imag) if a.dtype.kind == "c" else (a,)
+    axes = list(range(a.ndim))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.sqrt(sum(float(np.einsum(x, axes, x, axes, [])) for x in parts))
 
 
 def time_direction(dt: Any, t: np.ndarray) -> np.ndarray:

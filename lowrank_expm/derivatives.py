@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from . import _inputs
+from . import _inputs, _range
 from ._array import is_foreign
-from ._problem import Problem, direction, problem, summed_to, time_direction
-from ._tangent import Linearised, Targets
+from ._problem import Problem, direction, problem, size, summed_to, time_direction
+from ._tangent import Linearised, Targets, require_range
 
 __all__ = ["jvp", "vjp"]
 
@@ -78,8 +78,17 @@ def jvp(
     dU = direction("dU", dU, p.U, np.shape(U))
     dV = direction("dV", dV, p.V, np.shape(V))
     dB = p.fold(direction("dB", dB, p.B, np.shape(B)))
-    pairs = [_one_jvp(p, t, dt, dU, dV, dB) for t, dt in zip(p.times, dts.ravel(), strict=True)]
-    return p.stack([Y for Y, _ in pairs]), p.stack([dY for _, dY in pairs])
+    moved = dU, dV, dB, dts
+    quiet = _range.ordinary(p, [p.dtype], size(p.folded), *map(size, moved))
+    b, d = (0, 0) if quiet else (_range.excess(p.work, p.folded), _range.excess(p.work, *moved))
+    dU, dV, dts = (_range.times_powers(a, -d) for a in (dU, dV, dts))
+    dB = _range.times_powers(dB, -d, -b)
+    pairs = [_one_jvp(p, t, dt, dU, dV, dB, b) for t, dt in zip(p.times, dts.ravel(), strict=True)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        dY = p.stack([_range.times_powers(dY, d, b) for _, dY in pairs])
+    if not quiet:
+        require_range(dY)
+    return p.stack([Y for Y, _ in pairs]), dY
 
 
 def vjp(U: Any, V: Any, B: Any, *, t: Any = 1.0) -> tuple[np.ndarray, Callable[..., Cotangents]]:
@@ -157,25 +166,62 @@ def _pulled_back(
     p: Problem, linears: Sequence[Linearised], Ybar: np.ndarray, out: Targets = None
 ) -> tuple[np.ndarray, ...]:
     """The cotangents of p.U, p.V, p.B and p.t, given those of Y and the derivatives at every t."""
+    likes = p.U, p.V, p.B
+    dtypes = [_inputs.floating(a.dtype) for a in likes]
+    quiet = _range.ordinary(p, dtypes, size(p.folded), size(Ybar))
+    parts = (_parts if quiet else _scaled_parts)(p, linears, Ybar, out)
+    tbar = np.array([part[3] for part in parts], p.t.dtype).reshape(p.t.shape)
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = zip(_sum_parts(p, parts), likes, strict=True)
+        bars = *(summed_to(a, like, like.shape) for a, like in sums), tbar
+    if not quiet:
+        require_range(*bars)
+    return bars
+
+
+def _scaled_parts(
+    p: Problem, linears: Sequence[Linearised], Ybar: np.ndarray, out: Targets
+) -> list[tuple[np.ndarray, ...]]:
+    """`_parts` by way of a smaller Ȳ and B, where these are so large that products overflow."""
+    y, b = _range.excess(p.work, Ybar), _range.excess(p.work, p.folded)
+    if not (y or b):
+        return _parts(p, linears, Ybar, out)
+    smaller = [_range.for_smaller(linear, b) for linear in linears]
+    parts = _parts(p, smaller, _range.times_powers(Ybar, -y), None)
+    powers = (y, b), (y, b), (y,), (y, b)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return [
+            tuple(_range.times_powers(a, *e) for a, e in zip(part, powers, strict=True))
+            for part in parts
+        ]
+
+
+def _parts(
+    p: Problem, linears: Sequence[Linearised], Ybar: np.ndarray, out: Targets
+) -> list[tuple[np.ndarray, ...]]:
+    """The cotangents of U, V, B and t for every t."""
     slices = Ybar if p.t.ndim else Ybar[None]
-    parts = [
+    return [
         _one_vjp(p, linear, p.fold(Yi[..., None] if p.vector else Yi), out)
         for linear, Yi in zip(linears, slices, strict=True)
     ]
-    sums = zip(_sum_parts(p, parts), (p.U, p.V, p.B), strict=True)
-    tbar = np.array([part[3] for part in parts], p.t.dtype).reshape(p.t.shape)
-    return *(summed_to(a, like, like.shape) for a, like in sums), tbar
 
 
 def _one_jvp(
-    p: Problem, t: np.ndarray, dt: np.ndarray, dU: np.ndarray, dV: np.ndarray, dB: np.ndarray
+    p: Problem,
+    t: np.ndarray,
+    dt: np.ndarray,
+    dU: np.ndarray,
+    dV: np.ndarray,
+    dB: np.ndarray,
+    power: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Y and dY for one t, folded."""
+    """Y for one t, and dY for B/2^power, folded."""
     Y, linear = p.linearised(t)
     if not p.frame.width or not p.frame.rows:
         return Y, dB + np.zeros_like(Y)
     with np.errstate(over="ignore", invalid="ignore"):
-        return Y, linear.jvp(*p.scaled(dU, dV), dB, dt)
+        return Y, _range.for_smaller(linear, power).jvp(*p.scaled(dU, dV), dB, dt)
 
 
 def _check_out(out: Any, like: Arrays, shapes: tuple[tuple[int, ...], ...], Ybar: Any) -> None:

@@ -658,3 +658,89 @@ def test_memory_that_does_not_fit_is_refused():
     ):
         with pytest.raises(kind, match=what):
             pullback(Y, out=out)
+
+
+# --- results near the largest number ---------------------------------------------------------
+
+
+def finite_or_refused(derivative):
+    """The results where they fit the dtype, None where that is said to be impossible."""
+    try:
+        results = derivative()
+    except ValueError as error:
+        if "the derivative overflows" not in str(error):
+            raise
+        return None
+    assert all(np.isfinite(a).all() for a in results)
+    return results
+
+
+@pytest.mark.parametrize("dtype", gen.DTYPES)
+@pytest.mark.parametrize("kind", ["generic", "duplicate_columns", "nearly_parallel"])
+@pytest.mark.parametrize("n", [4, 12])
+def test_large_arguments_give_what_fits_and_no_infinity(kind, dtype, n):
+    """Every route, against the same in which powers of two make everything ordinary."""
+    U, V, B, *_, dB = arguments(dtype, n=n, kind=kind)
+    half = np.finfo(dtype).maxexp // 2
+    for e in (half - 8, half - 2, half - 1, half, half + 8, 2 * half - 4):
+        for size, b in ((1.0, e), (2.0 ** -(half // 2), e), (1.0, half - 20)):
+            small = (U * size).astype(dtype), (V * size).astype(dtype)
+            _, pullback = vjp(*small, B * 2.0**b)
+            bars = finite_or_refused(lambda: pullback(dB * 2.0**e))  # noqa: B023
+            ones = vjp(*small, B)[1](dB)
+            powers = (e + b, e + b, e, e + b)
+            scaled = [np.ldexp(1.0, p - 2 * half) for p in powers]
+            fits = all(norm(a) * s < 1e-3 for a, s in zip(ones, scaled, strict=True))
+            assert bars is not None or not fits
+            if bars is None:
+                continue
+            for bar, one, power in zip(bars, ones, powers, strict=True):
+                back = np.asarray(bar) * 2.0 ** -(power // 2) * 2.0 ** -(power - power // 2)
+                assert norm(back - one) <= CONTRACT * gen.unit(dtype) * norm(*ones)
+
+
+@pytest.mark.parametrize("dtype", gen.DTYPES)
+@pytest.mark.parametrize("n", [4, 12])
+def test_large_directions_give_what_fits_and_no_infinity(dtype, n):
+    U, V, B, dU, dV, dB = arguments(dtype, n=n)
+    half = np.finfo(dtype).maxexp // 2
+    expected = jvp(U, V, B, dU, dV, dB, dt=0.5)[1]
+    for b, d in ((0, 0), (half, half - 16), (2 * half - 20, 4), (4, 2 * half - 20)):
+        moved = (a * 2.0**d for a in (dU, dV))
+        _, dY = jvp(U, V, B * 2.0**b, *moved, dB * 2.0**d * 2.0**b, dt=0.5 * 2.0**d)
+        assert norm(dY * 2.0**-b * 2.0**-d - expected) <= 1e3 * gen.unit(dtype) * norm(expected)
+    for dt in (1e3, 2.0**half):
+        big = np.full_like(B, 0.4 * np.finfo(dtype).max / B.size)
+        finite_or_refused(lambda: jvp(U, V, big, None, None, None, dt=dt))  # noqa: B023
+    with pytest.raises(ValueError, match="the derivative overflows"):
+        jvp(U, V, B * 2.0 ** (half + 8), dU * 2.0**half, dV, dB)
+
+
+def test_the_smallest_cases_of_overflow():
+    x, y = np.float32([1e-5, 0]), np.float32([0, 1e-5])
+    bars = vjp(x, y, np.float32([1e20, 1e20]))[1](np.float32([1e20, 3e20]))
+    assert bars[0] == pytest.approx([-2e35, 0], rel=1e-5)
+    x, y = np.eye(2)
+    with pytest.raises(ValueError, match="the derivative overflows"):
+        vjp(x, y, np.full(2, 1e160))[1](np.array([1e160, -1e160]))
+    with pytest.raises(ValueError, match="the derivative overflows"):
+        jvp(x, y, np.array([1e308, 1e307]), None, None, None, dt=1e3)
+
+
+def test_results_in_a_narrow_dtype_do_not_overflow_in_silence():
+    x, y = np.eye(2, dtype=np.float16)
+    with pytest.raises(ValueError, match="the derivative overflows"):
+        vjp(x, y, np.float16([3e3, 1e3]))[1](np.float16([1e4, -6e3]))
+    with pytest.raises(ValueError, match="the derivative overflows"):
+        jvp(x, y, np.float16([3e3, 1e3]), np.float16([1e2, 1e2]), None, None)
+    U, V, B, _, _, dB = arguments()
+    with pytest.raises(ValueError, match="the derivative overflows"):
+        vjp(U.astype("f"), V, 1e20 * B)[1](1e20 * dB)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_last_pass_alone_does_not_overflow_in_silence(seed):
+    rng = np.random.default_rng(seed)
+    U, V = gen.normal(rng, (2, 12, 1), "float32")
+    B, Ybar = 1.5e19 * gen.normal(rng, (2, 12, 1), "float32")
+    finite_or_refused(lambda: vjp(U, V, B)[1](Ybar))
