@@ -25,7 +25,7 @@ def case(name):
     if "mask" in name:
         options["mask"] = torch.rand(41, generator=generator) < 0.7
     if "heads" in name:
-        options["alpha"] = torch.tensor([0.1, 0.2, -0.5], dtype=dtype, requires_grad=True)
+        options["alpha"] = torch.tensor([0.1, 0.0, -0.5], dtype=dtype, requires_grad=True)
     if "parallel" in name:
         k = q + 1e-4 * k
         options["alpha"] = 3.0

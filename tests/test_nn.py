@@ -21,7 +21,7 @@ def attention(embed_dim=12, num_heads=3, alpha=0.5, seed=0, **kind):
         for bias in (layer.in_proj_bias, layer.out_proj.bias):
             if bias is not None:
                 bias.normal_(std=0.1)
-        layer.alpha.mul_(torch.linspace(-1, 0.5, num_heads))
+        layer.alpha.mul_(torch.linspace(-1, 1, num_heads))
     return layer
 
 
@@ -335,7 +335,7 @@ def test_arguments_that_do_not_fit():
 def test_bad_tokens():
     layer, x = attention(), tokens(30, 12)
     x[3, 4] = float("nan")
-    with pytest.raises(ValueError, match="contains NaN or infinity"):
+    with pytest.raises(ValueError, match=r"q.* is nan"):
         layer(x)
 
 

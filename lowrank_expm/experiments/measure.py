@@ -38,7 +38,10 @@ def measure(kind: str, n: int) -> dict[str, float]:
     CPU seconds, of all threads together, are what a busy machine does not disturb.
     """
     q, k, v = (torch.randn(1, HEADS, n, DIM, requires_grad=True) for _ in range(3))
-    KINDS[kind](*(a[..., :128, :] for a in (q, k, v))).sum().backward()  # loads what it needs
+    for few in (2 * DIM, 2 * DIM + 2):  # loads what the ways of short and long sequences need
+        KINDS[kind](
+            *(torch.randn(1, HEADS, few, DIM, requires_grad=True) for _ in range(3))
+        ).sum().backward()
     before = peak()
     walls: list[float] = []
     works: list[float] = []
