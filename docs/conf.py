@@ -21,7 +21,6 @@ sys.path[:0] = [str(HERE / "_ext"), str(HERE), str(HERE.parent)]
 import measured  # noqa: E402
 
 from lowrank_expm import __version__  # noqa: E402
-from tests import libraries  # noqa: E402
 
 project = "lowrank_expm"
 author = "The lowrank_expm developers"
@@ -75,7 +74,6 @@ html_show_sphinx = False
 
 # Tables, pictures and notebooks, before pages are read.
 measured.write(HERE / "data", HERE / "_generated")
-(HERE / "_generated" / "libraries.md").write_text(libraries.table() + "\n", encoding="utf-8")
 shutil.rmtree(HERE / "notebooks", ignore_errors=True)
 shutil.copytree(HERE.parent / "notebooks", HERE / "notebooks")
 

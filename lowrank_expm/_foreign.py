@@ -124,11 +124,12 @@ def same_place(given: dict[str, Any], t: Any = None) -> tuple[Any, Any]:
     (first, a), *others = sorted(arrays.items(), key=lambda item: library(item[1]) is None)
     for name, b in others:
         if library(b) != library(a):
+            advice = ", or t.tolist()" if name == "t" else ""
             raise TypeError(
                 f"{first} is a {_kind(a)} and {name} is a {_kind(b)}; "
-                "pass arrays of one library: nothing is converted silently"
+                f"pass arrays of one library{advice}: nothing is converted silently"
             )
-        if not is_traced(a) and not is_traced(b) and device(a) != device(b):
+        if not _placeless(a, b) and device(a) != device(b):
             raise TypeError(
                 f"{first} is on {device(a)} and {name} is on {device(b)}; move them to one device"
             )
@@ -137,16 +138,23 @@ def same_place(given: dict[str, Any], t: Any = None) -> tuple[Any, Any]:
     return namespace(a), device(a)
 
 
+def _placeless(*arrays: Array) -> bool:
+    """Whether any is traced by JAX, which knows no device yet."""
+    return any(library(a) == "jax" and is_traced(a) for a in arrays)
+
+
 def _kind(a: Any) -> str:
     """The type of an argument, as a reader knows it."""
     return f"{type(a).__module__}.{type(a).__qualname__}".removeprefix("builtins.")
 
 
 def _check_dtype(name: str, a: Array) -> None:
-    """Refuse dtypes that are no numbers of single or double precision, or less."""
+    """Refuse dtypes that are no numbers of single or double precision, or less; and sparse ones."""
     xp = namespace(a)
+    if "sparse" in str(getattr(a, "layout", "")):
+        raise TypeError(f"{name} is sparse; pass {name}.to_dense()")
     known = xp.isdtype(a.dtype, ("bool", "integral", "real floating", "complex floating"))
-    if not known or "float8" in str(a.dtype):
+    if not known or any(kind in str(a.dtype) for kind in ("float8", "complex32")):
         raise TypeError(
             f"{name} has dtype {a.dtype}; convert it to float32, float64, complex64 or complex128"
         )
@@ -159,7 +167,7 @@ def time(t: Any, real: bool = True) -> Any:
     if not library(t):
         return _inputs.times(t, real=real).values.tolist()
     if is_complex(t) and real:
-        raise TypeError("t is complex, so the result would not be unitary; pass a real t")
+        raise TypeError(_inputs.COMPLEX_TIME)
     if t.ndim > 1:
         raise ValueError(f"t has shape {tuple(t.shape)}; it must be a number or one-dimensional")
     return t

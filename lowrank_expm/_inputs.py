@@ -11,6 +11,11 @@ Shape = tuple[int, ...]
 # How hard to look for overlapping memory before calling it overlapping.
 SEARCH = 100_000
 
+COMPLEX_TIME = (
+    "t is complex, so the result would not be unitary; pass a real t, "
+    "or use expm_multiply, where t may be complex"
+)
+
 _SUPPORTED = frozenset("?bBhHiIlLqQefdFD")
 
 
@@ -114,10 +119,7 @@ def times(t: Any, *, real: bool = True) -> Times:
         values = array("t", t)
         promotes = (0j if values.dtype.kind == "c" else 0.0) if weak else values.dtype
     if values.dtype.kind == "c" and real:
-        raise TypeError(
-            "t is complex, so the result would not be unitary; pass a real t, "
-            "or use expm_multiply, where t may be complex"
-        )
+        raise TypeError(COMPLEX_TIME)
     if values.ndim > 1:
         raise ValueError(f"t has shape {values.shape}; it must be a number or one-dimensional")
     if not np.isfinite(values).all():

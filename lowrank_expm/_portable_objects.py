@@ -27,9 +27,13 @@ class PortableSkew(LowRankSkew):
         self.method = method
         self.dtype = a.dtype
         self._batch = batch("U and V", a.U, a.V)
-        self._xp = namespace(a.U)
         n = int(a.U.shape[-2])
         self.shape = (*self._batch, n, n)
+
+    @property
+    def _xp(self) -> Any:
+        """The namespace of the factors; a module, which no pickle holds."""
+        return namespace(self.U)
 
     @property
     def T(self) -> LowRankSkew:
@@ -104,12 +108,23 @@ class PortableUnitary(LowRankUnitary):
 
     _solution: Any
 
+    def __init__(self, generator: LowRankSkew, *given: Any, **flags: Any) -> None:
+        super().__init__(generator, *given, **flags)
+        self._versions = _versions(generator)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy has tensors of its own, whose changes are counted anew."""
+        self.__dict__.update(state)
+        self._versions = _versions(self._generator)
+
     def _twin(self, **flags: bool) -> LowRankUnitary:
         """The same operator with other flags."""
         flags = {"adjoint": self._adjoint, "conjugate": self._conjugate, **flags}
         if not is_complex(self._solution.core.C):
             flags["conjugate"] = False
-        return PortableUnitary(self._generator, self._t, self._solution, self.dtype, **flags)
+        twin = PortableUnitary(self._generator, self._t, self._solution, self.dtype, **flags)
+        twin._versions = self._versions
+        return twin
 
     @property
     def core(self) -> Any:
@@ -131,6 +146,10 @@ class PortableUnitary(LowRankUnitary):
         """Q @ B for B of shape (n,) or (…, n, k), broadcast over the batch."""
         if isinstance(B, LowRankUnitary):
             raise TypeError("Q1 @ Q2 is not formed; apply one after the other: Q1 @ (Q2 @ B)")
+        if _versions(self._generator) != self._versions:
+            raise ValueError(
+                "U or V was changed in place since this operator was made; call expm again"
+            )
         a = arguments(self._generator.U, self._generator.V, B, 0.0)
         batch(f"an operator of shape {self.shape} and B of shape {tuple(B.shape)}", self.core, a.B)
         xp, C = namespace(a.B), self._solution.core.C
@@ -176,6 +195,14 @@ class PortableUnitary(LowRankUnitary):
     def orthogonality_defect(self) -> NoReturn:
         """For NumPy arrays only."""
         _only_numpy("orthogonality_defect", "certificate.defect_bound bounds it on the device")
+
+
+def _versions(S: LowRankSkew) -> tuple[Any, ...]:
+    """How often the factors were changed in place, where the library counts that."""
+    try:
+        return tuple(getattr(a, "_version", None) for a in (S.U, S.V))
+    except RuntimeError:  # torch counts no changes in inference mode
+        return ()
 
 
 def _certificate(S: LowRankSkew, t: Array, s: Solved) -> Certificate:

@@ -193,9 +193,13 @@ def pulled(how: How, Ybar: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
         bars = derivatives._pulled_back(p, linears, bar)
     except ValueError:  # an overflow: autograd expects it in the values
         return tuple(torch.full_like(a, torch.nan) for a in arguments)
-    return tuple(
-        torch.from_numpy(np.asarray(b)).to(a.dtype) for b, a in zip(bars, arguments, strict=True)
-    )
+    return tuple(_like(b, a) for b, a in zip(bars, arguments, strict=True))
+
+
+def _like(bar: Any, given: Tensor) -> Tensor:
+    """A cotangent in its argument's dtype: that of a real argument is real."""
+    a = np.asarray(bar)
+    return torch.from_numpy(a if given.is_complex() else np.real(a)).to(given.dtype)
 
 
 def pulled_portably(

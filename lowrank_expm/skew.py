@@ -256,8 +256,11 @@ class LowRankSkew:
     # NumPy then leaves `array @ S` to `__rmatmul__` instead of treating S as an object array.
     __array_ufunc__ = None
 
-    def __new__(cls, U: Any, V: Any, *, method: Method = "auto") -> LowRankSkew:
-        """The class for NumPy arrays, or the one for arrays of other libraries."""
+    def __new__(cls, U: Any = None, V: Any = None, *, method: Method = "auto") -> LowRankSkew:
+        """The class for NumPy arrays, or the one for arrays of other libraries.
+
+        Copies and pickles are made without arguments.
+        """
         _method(method)
         if cls is LowRankSkew and is_foreign(U, V):
             from ._portable_objects import PortableSkew

@@ -6,6 +6,10 @@ must be refused: then the test is expected to fail, and an unexpected pass fails
 
 from __future__ import annotations
 
+import copy
+import pickle
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -390,3 +394,23 @@ def test_gram_is_nan_beyond_its_bound_and_never_wrong():
         else:
             assert naive.forward_errors(Y, U, V, B, t).max() <= limit(U, V, t)
             assert t < 1e6
+
+
+def test_operators_can_be_copied_and_pickled(library, needs):
+    needs("objects")
+    U, V, B = draw("generic", "float64")
+    U_, V_, B_ = map(library.asarray, (U, V, B))
+    S = LowRankSkew(U_, V_)
+    right = library.numpy(S.expm() @ B_)
+    for made in (copy.copy(S), copy.deepcopy(S)):
+        np.testing.assert_array_equal(library.numpy(made.expm() @ B_), right)
+    for made in (copy.copy(S.expm()), copy.deepcopy(S.expm())):
+        np.testing.assert_array_equal(library.numpy(made @ B_), right)
+    if library.name != "array_api_strict":  # whose devices cannot be pickled
+        Q = pickle.loads(pickle.dumps(S.expm()))
+        np.testing.assert_array_equal(library.numpy(Q @ B_), right)
+
+
+def test_the_page_on_libraries_has_the_declared_table():
+    page = Path(__file__).parent.parent / "docs" / "guide" / "libraries.md"
+    assert table() in page.read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.flop_counter import FlopCounterMode
 
-from lowrank_expm import _foreign, _portable, derivatives, skew_expm_multiply
+from lowrank_expm import LowRankSkew, _foreign, _portable, derivatives, skew_expm_multiply
 
 from . import generators as gen
 from . import naive
@@ -431,3 +431,30 @@ def test_no_warning_is_left_for_the_caller():
         a = generic((6, 2), (6, 2), (6, 2))
         skew_expm_multiply(*a, time(0.5)).sum().backward()
     assert not caught
+
+
+def test_an_operator_refuses_factors_that_were_changed_in_place():
+    U, V, B = (torch.randn(20, w, dtype=torch.float64) for w in (2, 2, 1))
+    Q = LowRankSkew(U, V).expm()
+    with torch.no_grad():
+        U.mul_(1.5)
+    for operator in (Q, Q.H):
+        with pytest.raises(ValueError, match="changed in place"):
+            operator @ B
+
+
+def test_sparse_tensors_and_other_devices_are_named():
+    U, V, B = (torch.randn(20, w) for w in (2, 2, 1))
+    with pytest.raises(TypeError, match="V is sparse"):
+        skew_expm_multiply(U, V.to_sparse(), B)
+    with pytest.raises(TypeError, match="V is on meta"):
+        skew_expm_multiply(U, V.to("meta"), B)
+
+
+def test_complex_beside_real_factors_warn_about_nothing():
+    U = torch.randn(6, 2, dtype=torch.complex128, requires_grad=True)
+    V = torch.randn(6, 2, dtype=torch.float64, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        skew_expm_multiply(U, V, V.detach(), 0.3).abs().sum().backward()
+    assert V.grad.dtype == torch.float64
