@@ -1157,7 +1157,11 @@ def test_import_without_a_place_for_the_compilers_cache():
         import lowrank_expm
         for module in pkgutil.walk_packages(lowrank_expm.__path__, "lowrank_expm."):
             if not module.name.endswith("__main__"):
-                importlib.import_module(module.name)
+                try:
+                    importlib.import_module(module.name)
+                except ImportError as missing:
+                    optional = ("torch", "jax", "dask", "cupy")
+                    assert missing.name in optional or "PyTorch" in str(missing), missing
         print("done")
     """
     assert python(script).strip() == "done"
