@@ -78,6 +78,7 @@ def jvp(
     dU = direction("dU", dU, p.U, np.shape(U))
     dV = direction("dV", dV, p.V, np.shape(V))
     dB = p.fold(direction("dB", dB, p.B, np.shape(B)))
+    dU, dV = p.scaled(dU, dV)
     moved = dU, dV, dB, dts
     quiet = _range.ordinary(p, [p.dtype], size(p.folded), *map(size, moved))
     b, d = (0, 0) if quiet else (_range.excess(p.work, p.folded), _range.excess(p.work, *moved))
@@ -216,12 +217,12 @@ def _one_jvp(
     dB: np.ndarray,
     power: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Y for one t, and dY for B/2^power, folded."""
+    """Y for one t, and dY for B/2^power, folded; the direction is that of the scaled columns."""
     Y, linear = p.linearised(t)
     if not p.frame.width or not p.frame.rows:
         return Y, dB + np.zeros_like(Y)
     with np.errstate(over="ignore", invalid="ignore"):
-        return Y, _range.for_smaller(linear, power).jvp(*p.scaled(dU, dV), dB, dt)
+        return Y, _range.for_smaller(linear, power).jvp(dU, dV, dB, dt)
 
 
 def _check_out(out: Any, like: Arrays, shapes: tuple[tuple[int, ...], ...], Ybar: Any) -> None:

@@ -221,7 +221,8 @@ def basis_condition(U: Any, V: Any) -> Any:
     Returns
     -------
     float or ndarray
-        σ_max/σ_min of the n × 2r matrix; infinite where a singular value is zero.
+        σ_max/σ_min of the n × 2r matrix; infinite where a singular value, as computed, is zero. A
+        singular value is known to rounding of the largest: 1/u or more says singular, not how.
 
     Raises
     ------
@@ -245,10 +246,10 @@ def basis_condition(U: Any, V: Any) -> Any:
         S.angles()  # raises, and says which argument is not finite
     if not R.shape[-1] or not R.shape[-2]:
         return _plain(np.ones(R.shape[:-2]))
-    s = np.linalg.svd(R, compute_uv=False)
-    return _plain(
-        np.divide(s[..., 0], s[..., -1], out=np.full(s.shape[:-1], np.inf), where=s[..., -1] > 0)
-    )
+    s = np.linalg.svd(R, compute_uv=False).astype(float)
+    with np.errstate(over="ignore"):
+        found = np.full(s.shape[:-1], np.inf)
+        return _plain(np.divide(s[..., 0], s[..., -1], out=found, where=s[..., -1] > 0))
 
 
 def _working(S: LowRankSkew) -> np.dtype:
@@ -329,7 +330,9 @@ class Report:
     difference_error : float or None
         The relative distance of the forward derivative from central differences.
     adjoint_limit, difference_limit : float or None
-        What these may be: 10³ ũ and 10³ ũ^⅔ with ũ = u max(1, |t| Σ ‖uⱼ‖‖vⱼ‖).
+        What these may be: 10³ ρu and 10³ (ρu + (ρ2⁻⁵³)^⅔) with ρ = max(1, |t| Σ ‖uⱼ‖‖vⱼ‖). A limit
+        of 1 or more could not tell a right derivative from a wrong one: at such an angle the
+        dtype does not decide, the table says "undecidable", and `passed` says nothing about it.
 
     Examples
     --------
@@ -389,6 +392,8 @@ class Report:
             if value is None or limit is None:
                 continue
             mark = "ok" if value <= limit else "TOO LARGE"
+            if name.startswith("derivatives") and limit >= _derivative_check.UNDECIDABLE:
+                mark = "undecidable"
             lines.append(f"  {name:<34}{value:>10.2e}  {limit:>10.2e}  {mark}")
         known = [
             ("defect bound of the certificate", self.defect_bound),
@@ -419,7 +424,8 @@ def check(
     method : {"auto", "gram", "qr", "direct"}, optional
     derivatives : bool, optional
         Whether to try the derivatives too, in a random direction: that forward and reverse are
-        adjoint, and that forward agrees with central differences.
+        adjoint, and that forward agrees with central differences in double precision. What may be
+        said of them depends on the angle; see `Report`.
 
     Returns
     -------

@@ -360,6 +360,42 @@ def test_derivatives_on_the_callers_b():
     assert verify.check(np.zeros((4, 0)), np.zeros((4, 0)), derivatives=True).passed
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_derivatives_of_unlike_sizes(dtype):
+    """Columns, or vectors, whose squares leave the range of the dtype."""
+    U, V = gen.generic(np.random.default_rng(0), 20, 2, dtype)
+    B = gen.normal(np.random.default_rng(1), (20, 3), dtype)
+    big = np.asarray(2.0 ** (0.8 * np.finfo(dtype).maxexp // 1), dtype)
+    for args in ((U * big, V / big), (U / big, V * big), (U, V, B * big), (U, V, B / big)):
+        report = verify.check(*args, derivatives=True)
+        assert report.passed, str(report)
+        assert report.difference_limit < 0.1
+    U, V = U * big, V / big
+    U[:, 0] = V[:, 1] = 0
+    assert verify.check(U, V, t=3.0, derivatives=True).passed
+
+
+def test_a_wrong_derivative_in_single_precision_is_noticed(monkeypatch):
+    right = derivatives.jvp
+    monkeypatch.setattr(
+        _derivative_check, "jvp", lambda *a, **o: [y * np.float32(1.05) for y in right(*a, **o)]
+    )
+    U, V = gen.generic(np.random.default_rng(0), 200, 4, "float32")
+    report = verify.check(U, V, derivatives=True)
+    assert report.difference_error > report.difference_limit
+    assert not report.passed
+
+
+def test_what_an_angle_leaves_undecided_is_said():
+    U, V = gen.generic(np.random.default_rng(0), 20, 2, "float32")
+    report = verify.check(U, V, t=1e8, derivatives=True)
+    assert report.adjoint_limit >= 1
+    assert report.difference_limit >= 1
+    lines = [line for line in str(report).splitlines() if "derivatives" in line]
+    assert [line.split()[-1] for line in lines] == ["undecidable"] * 2
+    assert "undecidable" not in str(verify.check(U, V, derivatives=True))
+
+
 # --- odds and ends ----------------------------------------------------------------------------
 
 
