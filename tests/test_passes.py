@@ -16,7 +16,7 @@ import pytest
 
 from lowrank_expm import LowRankSkew, expm_multiply, skew_expm_multiply
 from lowrank_expm.passes import Frame, watching
-from lowrank_expm.passes.numpy_passes import accumulate, block_rows, gram, project, update
+from lowrank_expm.passes.numpy_passes import accumulate, block_rows, combine, gram, project, update
 
 from . import generators as gen
 from . import naive
@@ -304,6 +304,46 @@ def test_update_along_a_grid(batch, n, dtype):
     check_update(Frame((U, V)), Z, None, dtype, np.empty((5, *batch, n, 3), dtype))
     sliced = np.empty((5, *batch, n, 6), dtype)[..., ::2]
     check_update(Frame((U, V)), Z, B, dtype, sliced)
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("n", [7, 16, 300, 4501])
+@pytest.mark.parametrize("dtype", gen.DTYPES)
+def test_one_column_along_a_grid(batch, n, dtype):
+    """Whole tiles of many t and rows go straight to the result; these shapes leave some over."""
+    rng = np.random.default_rng(14)
+    U, V, B = (whole(rng, (*batch, n, width), dtype) for width in (2, 2, 1))
+    Z = whole(rng, (19, *batch, 4, 1), dtype)
+    check_update(Frame((U, V)), Z, B, dtype, np.empty((19, *batch, n, 1), dtype))
+    check_update(Frame((U, V)), Z, None, dtype, np.empty((19, *batch, n, 1), dtype))
+    sliced = np.empty((19, *batch, n, 2), dtype)[..., ::2]
+    check_update(Frame((U, V)), Z, B, dtype, sliced)
+
+
+# --- combine ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("shape", [(7, 3), (37, 8), (300, 16), (20_003, 8)])
+@pytest.mark.parametrize("k", [1, 5])
+@pytest.mark.parametrize("dtype", gen.DTYPES)
+def test_combine(given, shape, k, dtype):
+    """All three combinations exactly: r with and without whole vectors, long arrays and short."""
+    rng = np.random.default_rng(15)
+    n, r = shape
+    m = 2 * r
+    batch = (2,) if n < 1000 else ()
+    U, V, Ybar, B = (whole(rng, (*batch, n, width), dtype) for width in (r, r, k, k))
+    K, Z, Tbar = (whole(rng, (*batch, m, width), dtype) for width in (m, k, k))
+    out = tuple(np.full_like(a, 7) for a in (U, V, B)) if given else None
+    bars = combine(Frame((U, V)), Ybar, B, K, Z, Tbar, np.dtype(dtype), out)
+    F, y, b = np.concatenate([wide(U), wide(V)], -1), wide(Ybar), wide(B)
+    both = F @ wide(K) + y @ adjoint(wide(Z)) + b @ adjoint(wide(Tbar))
+    expected = both[..., :r], both[..., r:], y + F @ wide(Tbar)
+    for bar, exact in zip(bars, expected, strict=True):
+        assert bar.dtype == dtype
+        assert np.array_equal(bar, exact)
+    assert not given or all(a is b for a, b in zip(bars, out, strict=True))
 
 
 # --- frames ----------------------------------------------------------------------------------

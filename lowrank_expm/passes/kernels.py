@@ -10,7 +10,18 @@ from __future__ import annotations
 import numpy as np
 
 from .._numba import inner, jit
-from .tiles import HEIGHT, VECTOR_BYTES, WIDTH, add, dots, move, tile, tile_of_sums
+from .tiles import (
+    HEIGHT,
+    VECTOR_BYTES,
+    WIDTH,
+    add,
+    dots,
+    move,
+    pair_of_tiles,
+    tile,
+    tile_of_sums,
+    tile_onto,
+)
 
 # Rows of a panel: half a page of an operand, for processors then read ahead into the other half,
 # but neither too few nor more than the cache holds; of one that is also held transposed, more.
@@ -33,6 +44,10 @@ _sums, _narrow_sums = tile_of_sums(HEIGHT, WIDTH), tile_of_sums(HEIGHT, 1)
 _low_sums, _low_narrow_sums = tile_of_sums(LOW, WIDTH), tile_of_sums(LOW, 1)
 _row_sums, _narrow_row_sums = tile_of_sums(1, WIDTH), tile_of_sums(1, 1)
 _move_two, _move_four, _add_two, _add_four = move(2), move(4), add(2), add(4)
+# A tile's rows where it has a vector of each of two products.
+PAIR = HEIGHT * WIDTH // 2
+_pair, _pair_of_rows = pair_of_tiles(PAIR), pair_of_tiles(1)
+_onto, _row_onto = tile_onto(HEIGHT, WIDTH), tile_onto(1, WIDTH)
 _tile, _narrow_tile, _dots = tile(HEIGHT, WIDTH), tile(HEIGHT, 1), dots()
 
 
@@ -273,6 +288,19 @@ def _write_transposed(Y, at, b, adds, out, lo, rows):
                 out[lo + q, c] = y[q]
 
 
+@inner
+def _curves(zt, S, rows, lanes, b, out):
+    """out[g, q] = b[0, q] + (zt S)[g, q] for whole vectors of rows q."""
+    count, grid = S.shape[0], out.shape[0]
+    whole = grid - grid % HEIGHT
+    for g in range(0, whole, HEIGHT):
+        for q in range(0, rows, WIDTH * lanes):
+            _onto(zt, g, S, q, count, b, out, q)
+    for g in range(whole, grid):
+        for q in range(0, rows, WIDTH * lanes):
+            _row_onto(zt, g, S, q, count, b, out, q)
+
+
 @jit
 def update_tasks(first, last, blocks, size, adds, U, V, scale, factors, Z, B, out):
     """out[g] = B + F Z[g] (F Z[g] unless adds) over the rows of each task, for each g of a grid."""
@@ -292,9 +320,13 @@ def update_tasks(first, last, blocks, size, adds, U, V, scale, factors, Z, B, ou
         _side_by_side(Z, e, z, zt)
         for lo in range(start, min(start + size, n), panel):
             rows = min(panel, min(start + size, n) - lo)
+            done = 0
             if many:
                 _frame_columns(U, V, scale, factors, e, lo, rows, S)
-                _multiply(zt, S[:m], rows, columns, lanes, Y)
+                if adds and k == 1:
+                    done = rows - rows % (WIDTH * lanes)
+                    _curves(zt, S[:m], done, lanes, b[lo:].T, out[:, e, lo:, 0])
+                _multiply(zt, S[:m, done:], rows - done, columns, lanes, Y)
             else:
                 _frame_rows(U, V, scale, factors, e, lo, rows, P, S)
                 if few:
@@ -303,7 +335,7 @@ def update_tasks(first, last, blocks, size, adds, U, V, scale, factors, Z, B, ou
                     _multiply(P, z, columns, rows, lanes, Y)
             for g in range(grid):
                 if few:
-                    _write_transposed(Y, g * k, b, adds, out[g, e], lo, rows)
+                    _write_transposed(Y, g * k, b, adds, out[g, e], lo + done, rows - done)
                 else:
                     _write(Y, g * k, b, adds, out[g, e], lo, rows)
 
@@ -319,6 +351,17 @@ def _side_by_side(Z, e, z, zt):
                     zt[g * Z.shape[3] + c, i] = Z[g, e, i, c]
 
 
+@inner
+def _bars(U, V, Yb, B, lo, rows, w, x, C, D, at):
+    """Rows of C = [U V Yb B] w and D = [U V Yb B] x, from row `at` on."""
+    whole = rows - rows % PAIR
+    for j in range(0, U.shape[1], VECTOR_BYTES // U.itemsize):
+        for q in range(0, whole, PAIR):
+            _pair(U, V, Yb, B, lo + q, w, x, j, C, D, at + q)
+        for q in range(whole, rows):
+            _pair_of_rows(U, V, Yb, B, lo + q, w, x, j, C, D, at + q)
+
+
 @jit
 def combine_tasks(first, last, blocks, size, U, V, Yb, B, M, T, Uo, Vo, Bo):
     """[Uo Vo] = [U V Yb B] M and Bo = Yb + [U V] T over the rows of each task."""
@@ -326,27 +369,30 @@ def combine_tasks(first, last, blocks, size, U, V, Yb, B, M, T, Uo, Vo, Bo):
     m = 2 * r
     lanes = VECTOR_BYTES // U.itemsize
     panel = _panel_rows(U, V) // 2  # as much again is written
-    P = _panel(panel, m + 2 * k, lanes, U)
-    X = _panel(panel, m, lanes, U)
+    P = _panel(panel, m, lanes, U)
+    C, D = _panel(panel, r, lanes, U), _panel(panel, r, lanes, U)
     Y = _panel(k, panel, lanes, U) if k < FEW else _panel(panel, k, lanes, U)
     z, zt = np.zeros((m, _up(k, lanes)), U.dtype), np.zeros((0, 0), U.dtype)
     if k < FEW:
         zt = np.zeros((k, _up(m, lanes)), U.dtype)
-    w = np.zeros((m + 2 * k, _up(m, lanes)), U.dtype)
+    w, x = _panel(m + 2 * k, r, lanes, U), _panel(m + 2 * k, r, lanes, U)
     for task in range(first, last):
         e, start = task // blocks, (task % blocks) * size
-        yb = Yb[min(e, Yb.shape[0] - 1)]
+        u, v = U[min(e, U.shape[0] - 1)], V[min(e, V.shape[0] - 1)]
+        yb, b = Yb[min(e, Yb.shape[0] - 1)], B[min(e, B.shape[0] - 1)]
         _side_by_side(T[None], e, z, zt)
-        _side_by_side(M[None], e, w, zt[:0])
+        _side_by_side(M[None, :, :, :r], e, w, zt[:0])
+        _side_by_side(M[None, :, :, r:], e, x, zt[:0])
         for lo in range(start, min(start + size, n), panel):
             rows = min(panel, min(start + size, n) - lo)
+            if r % lanes == 0:
+                _bars(u, v, yb, b, lo, rows, w, x, Uo[e], Vo[e], lo)
+            else:
+                _bars(u, v, yb, b, lo, rows, w, x, C, D, 0)
+                _write(C, 0, Uo[e], False, Uo[e], lo, rows)
+                _write(D, 0, Vo[e], False, Vo[e], lo, rows)
             _place(U, e, lo, rows, P, 0)
             _place(V, e, lo, rows, P, r)
-            _place(Yb, e, lo, rows, P, m)
-            _place(B, e, lo, rows, P, m + k)
-            _multiply(P, w, m, rows, lanes, X)
-            _write(X, 0, Uo[e], False, Uo[e], lo, rows)
-            _write(X, r, Vo[e], False, Vo[e], lo, rows)
             if k < FEW:
                 _multiply_few(P, zt, rows, lanes, Y)
                 _write_transposed(Y, 0, yb, True, Bo[e], lo, rows)

@@ -29,6 +29,11 @@ FEW_BLOCKS = 16
 STAGE_BYTES = 1 << 23
 STREAM_BYTES = 1 << 25
 
+# Long arrays start at one place of a page, and the same rows of all then meet in one cache set:
+# new ones with more bytes than this start elsewhere.
+PAGE = 4096
+SPREAD_BYTES = 1 << 20
+
 Bars = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -217,12 +222,23 @@ def combine(
     batch = np.broadcast_shapes(frame.batch, Ybar.shape[:-2], B.shape[:-2])
     r, k = frame.width // 2, Ybar.shape[-1]
     if out is None:
-        U, V, Y = (np.empty((*batch, frame.rows, width), dtype) for width in (r, r, k))
+        widths = (r, 1024), (r, 2048), (k, 3072)
+        U, V, Y = (_new((*batch, frame.rows, w), dtype, offset) for w, offset in widths)
         out = U, V, Y
     if math.prod(batch) and frame.rows:
         with compiling("combine", dtype.char):
             _combine(frame, Ybar, B, _combination(K, Z, Tbar), Tbar, dtype, batch, out)
     return out
+
+
+def _new(shape: tuple[int, ...], dtype: np.dtype, offset: int) -> np.ndarray:
+    """A new array; a long one starts at this offset in a page."""
+    size = math.prod(shape) * dtype.itemsize
+    if size < SPREAD_BYTES:
+        return np.empty(shape, dtype)
+    memory = np.empty(size + PAGE, np.uint8)
+    start = (offset - memory.ctypes.data) % PAGE
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def _combine(

@@ -46,6 +46,11 @@ class _Matrix:
         """How many entries a vector holds."""
         return int(VECTOR_BYTES // self.size)
 
+    @property
+    def columns(self) -> Any:
+        """The length of a row."""
+        return cgutils.unpack_tuple(self.builder, self.array.shape)[1]
+
     def load(self, i: Any, j: Any, lanes: int) -> Any:
         return self.builder.load(self._at(i, j, lanes), align=self.size)
 
@@ -105,6 +110,74 @@ def tile(height: int, width: int) -> Any:
     @intrinsic
     def run(typing: Any, A: Any, i: Any, B: Any, j: Any, count: Any, C: Any) -> Any:
         return make((A, B, C))
+
+    return run
+
+
+def tile_onto(height: int, width: int) -> Any:
+    """C[i:i+height, column:] = b[0, column:] + A[i:i+height, :count] B[:count, j:j+width]."""
+
+    def generate(builder: Any, *given: Any) -> None:
+        A, i, B, j, count, b, C, column = given
+        sums = B.sums(height, width)
+        with cgutils.for_range(builder, count, intp=i.type) as loop:
+            row = _vectors(builder, B, loop.index, j, width)
+            for x in range(height):
+                _add_multiple(builder, A.load(_plus(builder, i, x), loop.index, 1), row, sums[x])
+        start = _vectors(builder, b, ir.Constant(i.type, 0), column, width)
+        for x in range(height):
+            for v in range(width):
+                total = builder.fadd(start[v], builder.load(sums[x][v]))
+                C.store(total, _plus(builder, i, x), _plus(builder, column, v * B.lanes))
+
+    make = _made("mimiimmi", generate)
+
+    @intrinsic
+    def run(
+        typing: Any, A: Any, i: Any, B: Any, j: Any, count: Any, b: Any, C: Any, column: Any
+    ) -> Any:
+        return make((A, B, b, C))
+
+    return run
+
+
+def pair_of_tiles(height: int) -> Any:
+    """One vector of columns of C and D: [A₁ A₂ A₃ A₄][p:p+height] times those of W and X."""
+
+    def generate(builder: Any, *given: Any) -> None:
+        *parts, p, W, X, j, C, D, i = given
+        sums, at = W.sums(height, 2), ir.Constant(p.type, 0)
+        for A in parts:
+            with cgutils.for_range(builder, A.columns, intp=p.type) as loop:
+                place = builder.add(at, loop.index)
+                row = [a.load(place, j, a.lanes) for a in (W, X)]
+                for x in range(height):
+                    _add_multiple(
+                        builder, A.load(_plus(builder, p, x), loop.index, 1), row, sums[x]
+                    )
+            at = builder.add(at, A.columns)
+        for x in range(height):
+            for target, s in zip((C, D), sums[x], strict=True):
+                target.store(builder.load(s), _plus(builder, i, x), j)
+
+    make = _made("mmmmimmimmi", generate)
+
+    @intrinsic
+    def run(
+        typing: Any,
+        A1: Any,
+        A2: Any,
+        A3: Any,
+        A4: Any,
+        p: Any,
+        W: Any,
+        X: Any,
+        j: Any,
+        C: Any,
+        D: Any,
+        i: Any,
+    ) -> Any:
+        return make((A1, A2, A3, A4, W, X, C, D))
 
     return run
 
