@@ -340,7 +340,7 @@ def linearise(a: Arguments, t: Array) -> tuple[Array, Linearised]:
 def derivative(a: Arguments, s: Solved) -> Linearised:
     """The derivatives of a solved exponential, for one t."""
     if s.route == "direct":
-        return Direct.of(a.U, a.V, a.t, a.B)
+        return Direct.of(a.U, a.V, a.t, a.B, s.within)
     X = Frame((a.U, a.V))
     if s.route == "gram":
         assert s.G is not None

@@ -175,39 +175,46 @@ class Framed(NamedTuple):
 
 
 class Direct(NamedTuple):
-    """No frame: S itself, n × n, where n ≤ 2r."""
+    """No frame: K = S itself, n × n, where n ≤ 2r.
+
+    With E ↦ L(tK, tE) the derivative of exp(tK), its adjoint is E ↦ −L(−tK, −tE).
+    """
 
     U: np.ndarray
     V: np.ndarray
-    spectrum: spectral.Spectrum
+    K: np.ndarray
     t: np.ndarray
     B: np.ndarray
+    within: int | None = None
 
     @classmethod
-    def of(cls, U: np.ndarray, V: np.ndarray, t: np.ndarray, B: np.ndarray) -> Direct:
+    def of(
+        cls, U: np.ndarray, V: np.ndarray, t: np.ndarray, B: np.ndarray, within: int | None = None
+    ) -> Direct:
         """From factors of one dtype."""
         M = U @ adjoint(V)
-        return cls(U, V, spectral.spectrum(M - adjoint(M)), t, B)
+        return cls(U, V, M - adjoint(M), t, B, within)
+
+    def _derivative(self, M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """exp(tK) − I and its derivative in the direction M − Mᴴ."""
+        return core.exp_derivative(self.K, self.t, M - adjoint(M), self.within)
 
     def tangent(self, dU: np.ndarray, dV: np.ndarray) -> Tangent:
         """L in a direction."""
-        M = dU @ adjoint(self.V) + self.U @ adjoint(dV)
-        N = spectral.exp_derivative(self.spectrum, self.t, self.t * (M - adjoint(M)))
+        _, N = self._derivative(dU @ adjoint(self.V) + self.U @ adjoint(dV))
         return Tangent(None, None, N, N, N)
 
     def jvp(self, dU: np.ndarray, dV: np.ndarray, dB: np.ndarray, dt: np.ndarray) -> np.ndarray:
         """The derivative of exp(tS)B."""
-        L = self.tangent(dU, dV).N + dt * spectral.generator_exp(self.spectrum, self.t)
-        return L @ self.B + spectral.exp(self.spectrum, self.t) @ dB
+        C, N = self._derivative(dU @ adjoint(self.V) + self.U @ adjoint(dV))
+        return N @ self.B + dt * (self.K @ (self.B + C @ self.B)) + (dB + C @ dB)
 
     def vjp(self, Ybar: np.ndarray, out: Targets = None) -> Bars:
         """The cotangents of U, V, B and t, in new memory."""
-        t = self.t
-        E = spectral.exp_derivative(self.spectrum, -t, t * Ybar @ adjoint(self.B))
+        C, E = core.exp_derivative(self.K, -self.t, -Ybar @ adjoint(self.B), self.within)
         E = E - adjoint(E)
-        B = spectral.exp(self.spectrum, -t) @ Ybar
-        motion = spectral.generator_exp(self.spectrum, t)
-        return E @ self.V, -E @ self.U, B, _inner(Ybar, motion @ self.B)
+        B = Ybar + C @ Ybar
+        return E @ self.V, -E @ self.U, B, -_inner(self.K @ B, self.B)
 
 
 Linearised = Gram | Framed | Direct

@@ -10,7 +10,7 @@ from .._threads import compiling
 from . import derivative, exponential
 from .exponential import Core
 
-__all__ = ["Core", "general", "skew", "skew_derivative", "skew_unchecked"]
+__all__ = ["Core", "exp_derivative", "general", "skew", "skew_derivative", "skew_unchecked"]
 
 
 def skew(G: Array | None, t: Array, W: Array | None = None) -> Core:
@@ -61,6 +61,11 @@ def skew_derivative(
         if squarings >= 0:
             return C, dC
     return derivative.skew_core_derivative(G, t[..., None, None], dG, within)
+
+
+def exp_derivative(K: Array, t: Array, E: Array, within: int | None = None) -> tuple[Array, Array]:
+    """exp(tK) − I for a skew-Hermitian K, and its derivative in the direction tE."""
+    return derivative.exp_derivative(K, t[..., None, None], E, within)
 
 
 def _empty(given: Array, t: Array) -> Core:

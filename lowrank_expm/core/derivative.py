@@ -41,6 +41,21 @@ def skew_core_derivative(
     return scale * C, scale * dC
 
 
+def exp_derivative(K: Array, t: Array, E: Array, within: int | None = None) -> tuple[Array, Array]:
+    """exp(tK) − I for a skew-Hermitian K, and its derivative in the direction tE, E any matrix."""
+    A = scale_down(t * K, within)
+    E = namespace(K).astype(E, K.dtype)
+
+    def double(pair: tuple[Array, Array]) -> tuple[Array, Array]:
+        C, dC = pair
+        return 2.0 * C + C @ C, 2.0 * dC + dC @ C + C @ dC
+
+    dpowers = _power_derivatives(A.powers, A.half() * t * E)
+    pair = taylor.expm1_derivative(A.powers, dpowers, A.order)
+    C, dC = A.doubled(pair, double, lambda pair: (polish(pair[0], None), pair[1]))
+    return polish(C, None), dC
+
+
 def lengths_evened(G: Array) -> Array:
     """Powers of two (c, 1/c) that give uⱼ and vⱼ equal lengths, or one of them length one.
 

@@ -43,13 +43,26 @@ def expm1(powers: list[Array], order: int) -> Array:
 
 def phi1_derivative(powers: list[Array], dpowers: list[Array], order: int) -> tuple[Array, Array]:
     """φ₁(A) and its derivative from the powers of A and theirs."""
-    xp, k = namespace(powers[0]), len(powers)
-    one = xp.broadcast_to(eye(powers[0]), powers[0].shape)
-    *lower, total = combinations([one, *powers[: k - 1]], order)
-    *dlower, dtotal = combinations([xp.zeros_like(dpowers[0]), *dpowers[: k - 1]], order)
+    xp = namespace(powers[0])
+    one, zero = xp.broadcast_to(eye(powers[0]), powers[0].shape), xp.zeros_like(dpowers[0])
+    pairs = [one, *powers[:-1]], [zero, *dpowers[:-1]]
+    return _join_derivative(*pairs, powers[-1], dpowers[-1], order)
+
+
+def expm1_derivative(powers: list[Array], dpowers: list[Array], order: int) -> tuple[Array, Array]:
+    """exp(A) − I and its derivative from the powers of A and theirs."""
+    return _join_derivative(powers, dpowers, powers[-1], dpowers[-1], order)
+
+
+def _join_derivative(
+    terms: list[Array], dterms: list[Array], top: Array, dtop: Array, order: int
+) -> tuple[Array, Array]:
+    """The value of `_join` and its derivative."""
+    *lower, total = combinations(terms, order)
+    *dlower, dtotal = combinations(dterms, order)
     for block, dblock in zip(reversed(lower), reversed(dlower), strict=True):
-        dtotal = dblock + dpowers[-1] @ total + powers[-1] @ dtotal
-        total = block + powers[-1] @ total
+        dtotal = dblock + dtop @ total + top @ dtotal
+        total = block + top @ total
     return total, dtotal
 
 
