@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from lowrank_expm import _threads
 
-from .libraries import LIBRARIES, Library
+from .libraries import LIBRARIES, Library, ready
 
 # The same examples in every CI run, so that a change lands or fails by what it changes.
 settings.register_profile("ci", derandomize=True, deadline=None)
@@ -21,23 +20,19 @@ settings.load_profile(
 )
 
 
-def _installed() -> Iterator[Any]:
-    """The libraries that can run here; what needs a device is marked."""
-    for name, known in LIBRARIES.items():
-        if known.installed:
-            yield pytest.param(name, marks=[pytest.mark.gpu] if name == "cupy" else [])
+# The libraries that can run here; what needs a device is marked.
+INSTALLED = [
+    pytest.param(name, marks=[pytest.mark.gpu] if name == "cupy" else [])
+    for name, known in LIBRARIES.items()
+    if known.installed
+]
 
 
-@pytest.fixture(params=list(_installed()))
+@pytest.fixture(params=[one for one in INSTALLED if one.values[0] != "dask"])
 def library(request: pytest.FixtureRequest) -> Iterator[Library]:
-    """Every installed array library in turn, on a device that is not NumPy's if it has one."""
-    if request.param != "jax":
-        yield LIBRARIES[request.param]
-        return
-    import jax
-
-    with jax.enable_x64(True):
-        yield LIBRARIES[request.param]
+    """Every installed library of arrays in memory, on a device of its own if it has one."""
+    with ready(request.param) as library:
+        yield library
 
 
 @pytest.fixture

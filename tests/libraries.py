@@ -6,7 +6,8 @@ library that does not declare a feature is expected to refuse it, in every run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -134,6 +135,18 @@ LIBRARIES = {
         ),
     )
 }
+
+
+@contextmanager
+def ready(name: str) -> Iterator[Library]:
+    """A library, set up to compute in double precision."""
+    if name != "jax":
+        yield LIBRARIES[name]
+        return
+    import jax
+
+    with jax.enable_x64(True):
+        yield LIBRARIES[name]
 
 
 def table() -> str:

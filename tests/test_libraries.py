@@ -17,12 +17,20 @@ from lowrank_expm import LowRankSkew, _array, derivatives, expm_multiply, skew_e
 
 from . import generators as gen
 from . import naive
-from .libraries import LIBRARIES, table
+from .conftest import INSTALLED
+from .libraries import LIBRARIES, ready, table
 
 FORWARD, DERIVATIVE = 40, 1000
 DEFECT = {"qr": 32, "direct": 32, "auto": 80}
 METHODS = ("auto", "gram", "qr", "direct")
 DEVICES = [name for name in LIBRARIES if name not in ("numpy", "dask")]
+
+
+@pytest.fixture(params=INSTALLED)
+def library(request):
+    """Every installed array library in turn, Dask among them."""
+    with ready(request.param) as library:
+        yield library
 
 
 @pytest.fixture
