@@ -40,7 +40,8 @@ class JacobianSpectrum:
     smallest : tuple of float
         The smallest of the min(rows, columns) singular values, ascending.
     condition : float
-        The largest over the smallest; infinite where that is zero.
+        The largest over the smallest, infinite where that is zero; only a lower bound where the
+        smallest is at most `error`.
     error : float
         Estimate of the largest absolute error of these values: residuals of the singular vectors
         (for an exact result, of the matrix against `vjp`) and rounding.
@@ -113,7 +114,7 @@ def jacobian_singular_values(
     shape : int or tuple of int
         The shape of a tangent.
     k : int, optional
-        How many of the largest and of the smallest to find.
+        How many of the largest and of the smallest to find, at least 1.
     dtype : dtype, optional
         The dtype of a tangent. Complex ones count as pairs of real numbers: a derivative need
         only be real-linear.
@@ -125,8 +126,8 @@ def jacobian_singular_values(
     Raises
     ------
     ValueError
-        For a map of nothing, results of the wrong shape or not finite, and a `vjp` that is not
-        the adjoint of `jvp`.
+        For a map of nothing, results of the wrong shape or not finite, a `vjp` that is not the
+        adjoint of `jvp`, and a k that is not a positive integer.
     numpy.linalg.LinAlgError
         Where the iteration does not converge.
 
@@ -148,11 +149,14 @@ def jacobian_singular_values(
     >>> spectrum.exact, round(spectrum.condition, 12)
     (True, 5.0)
     """
+    _require_count(k)
     J = _Jacobian.of(jvp, vjp, shape, np.dtype(dtype))
     side = min(J.rows, J.columns)
-    k = max(1, min(int(k), side))
+    k = min(int(k), side)
     with J.progress():
-        J.require_adjoint()
+        J = J.scaled(J.require_adjoint())
+        if J.exponent is None:
+            return _spectrum(J, np.zeros(k), np.zeros(k), 0.0, False)
         small = side <= DENSE_SIDE and J.rows * J.columns <= DENSE_SIZE
         if small or 4 * k >= side:
             return _decomposed(J, k)
@@ -172,7 +176,7 @@ def exponential_jacobian(
     wrt : {"all", "U", "V", "B"}, optional
         The arguments that vary.
     k : int, optional
-        How many of the largest and of the smallest to find.
+        How many of the largest and of the smallest to find, at least 1.
 
     Returns
     -------
@@ -201,6 +205,7 @@ def exponential_jacobian(
         raise ValueError(f'wrt is {wrt!r}; it must be "all", "U", "V" or "B"')
     if np.ndim(t):
         raise ValueError(f"t has shape {np.shape(t)}; a Jacobian is taken at one t")
+    _require_count(k)
     p = problem(U, V, B, t)
     pullback = vjp(U, V, B, t=t)[1]
     given = [_inputs.array(name, a) for name, a in zip("UVB", (U, V, B), strict=True)]
@@ -228,13 +233,17 @@ def exponential_jacobian(
 
 
 class _Jacobian(NamedTuple):
-    """A Jacobian as a real matrix that is known by its products, which `watch` counts."""
+    """A Jacobian as a real matrix that is known by its products, which `watch` counts.
+
+    Its products are divided by 2^exponent, and so are of ordinary size; None for a zero map.
+    """
 
     jvp: Map
     vjp: Map
     inner: tuple[tuple[int, ...], np.dtype]
     outer: tuple[tuple[int, ...], np.dtype]
     watch: _Watch
+    exponent: int | None = 0
 
     @classmethod
     def of(cls, jvp: Map, vjp: Map, shape: int | tuple[int, ...], dtype: np.dtype) -> _Jacobian:
@@ -281,19 +290,30 @@ class _Jacobian(NamedTuple):
             raise ValueError(f"{name} returned {result.dtype}, not {wanted[1]}")
         if not np.isfinite(result).all():
             raise ValueError(f"{name} returned NaN or infinity")
-        return _packed(result.astype(wanted[1], copy=False)).astype(np.float64)
+        packed = _packed(result.astype(wanted[1], copy=False)).astype(np.float64)
+        return packed * 2.0 ** -(self.exponent or 0)
 
-    def require_adjoint(self) -> None:
-        """Raise unless the two maps belong together."""
+    def scaled(self, size: float) -> _Jacobian:
+        """The same in units of a power of two near a size of its products."""
+        exponent = max(-1000, math.frexp(size)[1]) if size else None
+        return self._replace(exponent=exponent)
+
+    def require_adjoint(self) -> float:
+        """Raise unless the two maps belong together; the largest entry of two products of them."""
         rng = np.random.default_rng(0)
         x, y = rng.standard_normal(self.columns), rng.standard_normal(self.rows)
         ahead, back = self.ahead(x), self.back(y)
+        largest = float(max(np.abs(ahead).max(), np.abs(back).max()))
+        unit = largest or 1.0
+        ahead, back = ahead / unit, back / unit
         size = np.linalg.norm(ahead) * np.linalg.norm(y) + np.linalg.norm(back) * np.linalg.norm(x)
         if abs(ahead @ y - x @ back) > math.sqrt(self.eps) * size:
             raise ValueError(
                 "vjp is not the adjoint of jvp: "
-                f"⟨jvp(x), y⟩ = {ahead @ y:.6g} and ⟨x, vjp(y)⟩ = {x @ back:.6g}"
+                f"⟨jvp(x), y⟩ = {unit * (ahead @ y):.6g} and "
+                f"⟨x, vjp(y)⟩ = {unit * (x @ back):.6g}"
             )
+        return largest
 
     @contextmanager
     def progress(self) -> Iterator[None]:
@@ -364,7 +384,7 @@ def _decomposed(J: _Jacobian, k: int) -> JacobianSpectrum:
 
 def _iterated(J: _Jacobian, k: int) -> JacobianSpectrum:
     """From a Lanczos iteration for both ends of JᵀJ, or of JJᵀ."""
-    from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+    from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
     first, second = (J.ahead, J.back) if J.columns <= J.rows else (J.back, J.ahead)
     side = min(J.rows, J.columns)
@@ -375,7 +395,7 @@ def _iterated(J: _Jacobian, k: int) -> JacobianSpectrum:
     start = np.random.default_rng(0).standard_normal(side)
     try:
         _, vectors = eigsh(A, 2 * k, which="BE", ncv=basis, v0=start, maxiter=RESTARTS, tol=J.eps)
-    except ArpackNoConvergence:
+    except ArpackError:
         raise np.linalg.LinAlgError(
             "the iteration for singular values did not converge; ask for a smaller k, or for a "
             "smaller problem, which is decomposed"
@@ -385,6 +405,12 @@ def _iterated(J: _Jacobian, k: int) -> JacobianSpectrum:
     values = [value for value, _ in triplets]
     error += 4 * J.eps * values[-1]
     return _spectrum(J, values[::-1][:k], values[:k], error, False)
+
+
+def _require_count(k: Any) -> None:
+    """Refuse a k that does not count."""
+    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
+        raise ValueError(f"k is {k!r}; it must be a positive integer")
 
 
 def _triplet(first: Map, second: Map, v: np.ndarray) -> tuple[float, float]:
@@ -402,10 +428,12 @@ def _triplet(first: Map, second: Map, v: np.ndarray) -> tuple[float, float]:
 
 def _spectrum(J: _Jacobian, largest: Any, smallest: Any, error: float, exact: bool) -> Any:
     """The result as plain numbers."""
+    unit = 2.0 ** (J.exponent or 0)
     high, low = (tuple(float(v) for v in values) for values in (largest, smallest))
     condition = high[0] / low[0] if low[0] > 0 else math.inf
+    high, low = (tuple(unit * v for v in values) for values in (high, low))
     return JacobianSpectrum(
-        high, low, condition, error, exact, (J.rows, J.columns), J.watch.products
+        high, low, condition, unit * error, exact, (J.rows, J.columns), J.watch.products
     )
 
 

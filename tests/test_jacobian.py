@@ -288,6 +288,46 @@ def test_exponential_jacobian_refuses_what_it_cannot_do():
         exponential_jacobian(x, x, x[:, None][:, :0], wrt="B")
 
 
+@pytest.mark.parametrize("n", [5, 2000])
+def test_a_zero_map_has_zero_singular_values(n):
+    zero = jacobian_singular_values(lambda x: 0 * x, lambda y: 0 * y, n, k=2)
+    U, B = np.zeros((n, 2)), np.ones((n, 1))
+    V = gen.normal(np.random.default_rng(0), (n, 2), "float64")
+    still = exponential_jacobian(U, V, B, wrt="V", k=2)
+    at_rest = exponential_jacobian(V, V[::-1], B, 0.0, wrt="U", k=2)
+    for found in (zero, still, at_rest):
+        assert found.largest == found.smallest == (0.0, 0.0)
+        assert found.condition == np.inf
+
+
+@pytest.mark.parametrize("n", [5, 700])
+@pytest.mark.parametrize("size", [1e-200, 1e-300, 1e200])
+def test_maps_of_any_size(n, size):
+    A = np.linspace(1.0, 2.0, n)
+    found = jacobian_singular_values(lambda x: size * A * x, lambda y: size * A * y, n, k=1)
+    assert found.condition == pytest.approx(2.0, rel=1e-6)
+    assert found.largest[0] == pytest.approx(2 * size, rel=1e-10)
+    assert found.error <= 1e-6 * size
+    with pytest.raises(ValueError, match="vjp is not the adjoint"):
+        jacobian_singular_values(lambda x: size * A * x, lambda y: -size * A * y, n)
+
+
+def test_a_map_of_rank_one_above_the_dense_size():
+    a = np.zeros(2000)
+    a[3] = 2.0
+    found = jacobian_singular_values(lambda x: a * (a @ x), lambda y: a * (a @ y), 2000, k=2)
+    assert found.largest[0] == pytest.approx(4.0)
+    assert found.smallest[0] <= max(found.error, 1e-7)
+
+
+@pytest.mark.parametrize("k", [0, -1, 1.5, True, "2", None])
+def test_a_count_that_does_not_count_is_refused(k):
+    with pytest.raises(ValueError, match=r"^k is .* positive integer"):
+        jacobian_singular_values(lambda x: x, lambda y: y, 3, k=k)
+    with pytest.raises(ValueError, match=r"^k is .* positive integer"):
+        exponential_jacobian(np.eye(5, 2), np.eye(5, 2, -2), np.ones(5), k=k)
+
+
 # --- check(derivatives=True) -----------------------------------------------------------------
 
 
