@@ -69,9 +69,7 @@ def _real_planes(M: np.ndarray) -> Pair:
 
 def _planes(M: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, float]]:
     """Pairs of orthonormal vectors with the angle from the first to the second."""
-    from scipy.linalg import schur
-
-    T, Z = schur(M, output="real") if len(M) else (M, M)
+    T, Z = _schur(M, "real")
     planes, flipped, j = [], [], 0
     while j < len(T):
         if j + 1 < len(T) and T[j + 1, j] != 0:
@@ -88,11 +86,21 @@ def _planes(M: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, float]]:
     return planes + [(first, second, np.pi) for first, second in halves]
 
 
-def _complex_planes(M: np.ndarray) -> Pair:
-    """Σ iλ z zᴴ, a positive and a negative λ to a column, largest with largest."""
+def _schur(M: np.ndarray, output: str) -> Pair:
+    """The Schur form and vectors of a matrix of any size: LAPACK takes tiny ones for zero."""
     from scipy.linalg import schur
 
-    T, Z = schur(M, output="complex") if len(M) else (M, M)
+    if not M.size:
+        return M, M
+    largest = float(np.abs(M).max())
+    exponent = max(int(np.frexp(largest)[1]), -int(np.finfo(M.dtype).maxexp) + 8)
+    T, Z = schur(M * 2.0**-exponent, output=output)
+    return T * 2.0**exponent, Z
+
+
+def _complex_planes(M: np.ndarray) -> Pair:
+    """Σ iλ z zᴴ, a positive and a negative λ to a column, largest with largest."""
+    T, Z = _schur(M, "complex")
     value = np.diagonal(T)
     angles = np.arctan2(value.imag, 1 + value.real)
     order = np.argsort(angles)

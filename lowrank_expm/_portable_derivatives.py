@@ -28,7 +28,7 @@ def jvp(U: Any, V: Any, B: Any, dU: Any, dV: Any, dB: Any, t: Any, dt: Any) -> t
     return Y, dY
 
 
-def vjp(U: Any, V: Any, B: Any, t: Any) -> tuple[Array, Callable[[Any], tuple[Any, ...]]]:
+def vjp(U: Any, V: Any, B: Any, t: Any) -> tuple[Array, Callable[..., tuple[Any, ...]]]:
     """Y and the map from a cotangent of Y to those of the arguments."""
     a = arguments(U, V, B, t)
     xp = namespace(a.U)
@@ -40,7 +40,9 @@ def vjp(U: Any, V: Any, B: Any, t: Any) -> tuple[Array, Callable[[Any], tuple[An
         Y = _stacked(a, [y for y, _ in solved])
         parts = [linear for _, linear in solved]
 
-    def pullback(Ybar: Any) -> tuple[Any, ...]:
+    def pullback(Ybar: Any, *, out: Any = None) -> tuple[Any, ...]:
+        if out is not None:
+            raise TypeError("out is for NumPy arrays; on arrays of other libraries leave it away")
         if tuple(Ybar.shape) != tuple(Y.shape):
             raise ValueError(f"Ybar has shape {tuple(Ybar.shape)}; Y has shape {tuple(Y.shape)}")
         same_place({"U": a.U, "Ybar": Ybar})

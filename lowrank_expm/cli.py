@@ -181,7 +181,8 @@ def _check(U: Array, V: Array, B: Array | None, arguments: argparse.Namespace) -
     from lowrank_expm.verify import check
 
     with _spinner("verifying"):
-        return check(U, V, B, arguments.t, method=arguments.method)
+        derivatives = getattr(arguments, "derivatives", False)
+        return check(U, V, B, arguments.t, method=arguments.method, derivatives=derivatives)
 
 
 def _report(report: Report, *, as_json: bool) -> int:
@@ -604,11 +605,15 @@ def _add_verify(commands: Commands) -> None:
         "Examples:\n"
         f"  {_PROGRAM} verify U.npy V.npy\n"
         f"  {_PROGRAM} verify U.npy V.npy B.npy -t 10 --method qr\n"
+        f"  {_PROGRAM} verify U.npy V.npy --derivatives\n"
         f"  {_PROGRAM} verify U.npy V.npy --json | python -m json.tool",
     )
     _add_factors(parser)
     parser.add_argument("B", metavar="B.npy", nargs="?", help="arrays to try the operator on")
     _add_options(parser)
+    parser.add_argument(
+        "--derivatives", action="store_true", help="try the derivatives too, in memory"
+    )
     parser.add_argument(
         "--json", action="store_true", help="print JSON; what is not finite becomes null"
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _inputs
+from . import _inputs, _linear
 from ._problem import direction, problem
 from ._scipy import aslinearoperator
 from ._tangent import Tangent, require_range
@@ -95,10 +95,12 @@ class LowRankFrechet:
         L = self._tangent.astype(_inputs.with_kind(real, N))
         B = B.astype(_inputs.with_kind(real, N, B), copy=False)
         with np.errstate(over="ignore", invalid="ignore"):
-            Y = L @ (B.conj() if self._conjugate else B)
-        require_range(Y)
+            Y = (L @ (B.conj() if self._conjugate else B)).astype(dtype, copy=False)
+        if not np.isfinite(Y).all():
+            _linear._check(("B", B))
+            require_range(Y)
         Y = Y.conj() if self._conjugate else Y
-        Y = np.broadcast_to(Y, (*shape, *B.shape[-2:])).astype(dtype, copy=False)
+        Y = np.broadcast_to(Y, (*shape, *B.shape[-2:]))
         return Y[..., 0] if vector else Y
 
     def to_dense(self) -> np.ndarray:

@@ -72,7 +72,7 @@ def orthogonality_defect(Q: Any) -> Any:
     Raises
     ------
     TypeError
-        For anything else.
+        For anything else, and for an operator made of arrays of another library than NumPy.
 
     Notes
     -----
@@ -115,7 +115,7 @@ def _dense_defect(Q: np.ndarray) -> float:
 
 def _low_rank_defect(Q: LowRankUnitary) -> Any:
     """The defects of I + F C Fᴴ, element by element."""
-    C = Q.core
+    C = _inputs.array("Q.core", Q.core)
     defect = np.empty(C.shape[:-2])
     grams: dict[tuple[int, ...], tuple[_exact.Pair, np.ndarray, np.ndarray]] = {}
     frames = Q.frame(0, 0).shape[:-2]
@@ -239,7 +239,7 @@ def basis_condition(U: Any, V: Any) -> Any:
     >>> verify.basis_condition([2.0, 0.0, 0.0], [0.0, 1.0, 0.0])
     2.0
     """
-    S = LowRankSkew(U, V)
+    S = _generator(U, V)
     frame = Frame((S.U, S.V))
     R = triangular_factor(frame, _working(S))
     if not np.isfinite(R).all():
@@ -250,6 +250,11 @@ def basis_condition(U: Any, V: Any) -> Any:
     with np.errstate(over="ignore"):
         found = np.full(s.shape[:-1], np.inf)
         return _plain(np.divide(s[..., 0], s[..., -1], out=found, where=s[..., -1] > 0))
+
+
+def _generator(U: Any, V: Any, method: Method = "auto") -> LowRankSkew:
+    """The generator of NumPy arrays; those of other libraries are refused."""
+    return LowRankSkew(_inputs.array("U", U), _inputs.array("V", V), method=method)
 
 
 def _working(S: LowRankSkew) -> np.dtype:
@@ -451,7 +456,7 @@ def check(
     >>> report.passed, report.route
     (True, 'gram')
     """
-    S = LowRankSkew(U, V, method=method)
+    S = _generator(U, V, method)
     Q = S.expm(t)
     n, r = S.U.shape[-2:]
     B = _probes(S) if B is None else _inputs.vectors(B, n)[0]

@@ -574,6 +574,16 @@ def test_verify_prints_the_report(files, run, words):
     assert names(files) == INPUTS
 
 
+def test_verify_tries_the_derivatives_where_asked(files, run):
+    for words in ((), ("B.npy",)):
+        status, out, err = run(*VERIFY, *words, "--derivatives")
+        assert (status, err) == (0, "")
+        assert out.count("derivatives: ") == 2
+    report = json.loads(run(*VERIFY, "--derivatives", "--json")[1])
+    assert 0 <= report["adjoint_error"] <= report["adjoint_limit"]
+    assert "derivatives: " not in run(*VERIFY)[1]
+
+
 @pytest.mark.parametrize("words", [(), ("B.npy",)])
 def test_verify_json_is_the_report(files, run, arrays, words):
     status, out, err = run(*VERIFY, *words, "--json")

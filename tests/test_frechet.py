@@ -184,6 +184,18 @@ def test_refusals():
         S.expm_frechet(p.dU, p.dV, 1j)
     with pytest.raises(ValueError, match="overflows"):
         S.expm_frechet(1e200 * p.dU, p.dV) @ np.full(12, 1e200)
+    L = S.expm_frechet(p.dU, None)
+    for bad in (np.nan, np.inf):
+        with pytest.raises(ValueError, match=r"^B\[0, 0\] is (nan|inf)"):
+            L @ (bad * np.ones((12, 2)))
+
+
+def test_a_narrow_result_does_not_overflow_in_silence():
+    x, y = np.eye(2, dtype=np.float16)
+    L = LowRankSkew(x, y).expm_frechet(np.float16([1e2, 1e2]), None)
+    assert L.dtype == np.float16
+    with pytest.raises(ValueError, match="the derivative overflows"):
+        L @ np.float16([3e4, 1e4])
 
 
 def test_it_is_exported():

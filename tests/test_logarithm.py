@@ -69,6 +69,19 @@ def test_small_angles_keep_their_digits(dtype):
     assert error <= 1e3 * gen.unit(dtype) * norm(S.to_dense())
 
 
+@pytest.mark.parametrize("method", ROUTES)
+@pytest.mark.parametrize("dtype", gen.DTYPES)
+@pytest.mark.parametrize("r", [1, 2])
+def test_tiny_operators_are_not_the_identity(r, dtype, method):
+    """Far below where LAPACK takes a matrix for zero."""
+    U, V = gen.with_norm(np.random.default_rng(1), 12, r, dtype, 1.0)
+    for power in (0.3, 0.5, 0.6):
+        t = 2.0 ** -int(power * np.finfo(dtype).maxexp)
+        S = LowRankSkew(U, V, method=method)
+        back = S.expm(t).logm().to_dense() / t
+        assert norm(back - S.to_dense()) <= 1e3 * gen.unit(dtype) * norm(S.to_dense())
+
+
 @pytest.mark.parametrize("dtype", gen.DTYPES)
 @pytest.mark.parametrize("distance", [1e-3, 1e-6, 1e-12, 0.0, -1e-12, -1e-6])
 def test_near_pi_the_result_is_real_where_the_operator_is(distance, dtype):

@@ -10,7 +10,7 @@ import pytest
 import scipy.linalg
 import scipy.sparse.linalg as sparse
 
-from lowrank_expm import LowRankSkew, _exact, verify
+from lowrank_expm import LowRankSkew, _exact, derivatives, verify
 
 from . import generators as gen
 from . import naive
@@ -410,3 +410,20 @@ def test_measures_print_nothing(capsys):
     verify.orthogonality_defect(np.eye(2))
     captured = capsys.readouterr()
     assert captured.out == captured.err == ""
+
+
+@pytest.mark.parametrize("name", ["array_api_strict", "torch"])
+def test_arrays_of_other_libraries_are_refused(name):
+    library = pytest.importorskip(name)
+    U, V = (library.asarray(a) for a in pair())
+    for call in (
+        lambda: verify.check(U, V, derivatives=True),
+        lambda: verify.check(*pair(), U),
+        lambda: verify.basis_condition(U, V),
+        lambda: verify.exponential_jacobian(U, V, U),
+        lambda: verify.orthogonality_defect(LowRankSkew(U, V).expm()),
+    ):
+        with pytest.raises(TypeError, match=r"convert it first"):
+            call()
+    with pytest.raises(TypeError, match="out is for NumPy arrays"):
+        derivatives.vjp(U, V, U)[1](U, out=(U, V, U))
