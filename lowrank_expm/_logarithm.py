@@ -7,6 +7,8 @@ real one, whose 2 × 2 blocks are rotations, so that the result is real whatever
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from . import _linear
@@ -86,7 +88,7 @@ def _planes(M: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, float]]:
     return planes + [(first, second, np.pi) for first, second in halves]
 
 
-def _schur(M: np.ndarray, output: str) -> Pair:
+def _schur(M: np.ndarray, output: Literal["real", "complex"]) -> Pair:
     """The Schur form and vectors of a matrix of any size: LAPACK takes tiny ones for zero."""
     from scipy.linalg import schur
 

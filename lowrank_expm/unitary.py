@@ -246,10 +246,10 @@ class LowRankUnitary:
         errors too, except that the routes "auto" and "gram" take columns of U and V for zero whose
         squares underflow, below 10⁻¹⁵⁴ in double precision. Near π a logarithm is ill-conditioned:
         an error u in Q turns the plane of an angle π − ε by u/ε, and exp of the result is still Q
-        to rounding. For an angle of exactly
-        π there are many: a real operator turns a plane by π in either sense, and any plane will
-        do where −1 is a multiple eigenvalue. The result is one of them, and its exp is Q; raising
-        an error instead would make the answer depend on the last bit.
+        to rounding. For an angle of exactly π there are many: a real operator turns a plane by π in
+        either sense, and any plane will do where −1 is a multiple eigenvalue. The result is one of
+        them, and its exp is Q; raising an error instead would make the answer depend on the last
+        bit.
 
         Examples
         --------
