@@ -36,7 +36,8 @@ def jvp(
     U, V : array_like, (n,) or (…, n, r)
     B : array_like, (n,) or (…, n, k)
     dU, dV, dB : array_like or None
-        The direction, in the shapes of U, V and B; None stands for zero.
+        The direction, in the shapes of U, V and B; None stands for zero. The result has the dtype
+        of Y, so that a wider direction is rounded to that.
     t : float or 1-D array_like, optional
     dt : float or 1-D array_like, optional
         The direction of t.
@@ -49,7 +50,8 @@ def jvp(
     Raises
     ------
     ValueError, TypeError
-        As `skew_expm_multiply`; also for a direction that does not fit its argument.
+        As `skew_expm_multiply`; also for a direction that does not fit its argument, and a result
+        that overflows.
 
     Notes
     -----
@@ -110,13 +112,14 @@ def vjp(U: Any, V: Any, B: Any, *, t: Any = 1.0) -> tuple[np.ndarray, Callable[.
         t, real where those are real. It may be called any number of times, as long as U, V and B
         are not changed. ``out`` is three NumPy arrays for Ubar, Vbar and Bbar, in their shapes
         and the floating dtypes of U, V and B, that overlap neither each other nor the arguments:
-        for long arrays new memory costs as much as the arithmetic.
+        for long arrays new memory costs as much as the arithmetic. Each cotangent has the dtype
+        of its argument, integers counting as float64: a wider Ybar is rounded to that.
 
     Raises
     ------
     ValueError, TypeError
-        As `skew_expm_multiply`; the pullback for a Ybar that does not fit Y, or an `out` that
-        does not fit U, V and B.
+        As `skew_expm_multiply`; the pullback for a Ybar that does not fit Y, an `out` that does not
+        fit U, V and B, or a result that overflows.
 
     Notes
     -----
