@@ -6,7 +6,9 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from typing import Any
 
 # Below this many scalar products a second thread costs more than it saves (about 0.2 ms).
 WORTH_A_THREAD = 300_000
@@ -70,8 +72,44 @@ def alone() -> Iterator[None]:
         _here.alone = before
 
 
-def share(count: int, cost: int, work: Callable[[int, int], object]) -> None:
-    """Run work(first, last) over count items of `cost` scalar products, split between threads."""
+_blas_lock = threading.Lock()
+_blas_users = 0
+_blas_limits: Any = None
+
+
+@cache
+def _thread_pools() -> Any:
+    """The thread pools of the BLAS libraries that are loaded."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController().select(user_api="blas")
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Keep BLAS to one thread, as long as anybody is in here.
+
+    Its threads beside ours are too many: each waits for the other's, spinning.
+    """
+    global _blas_users, _blas_limits
+    with _blas_lock:
+        if not _blas_users:
+            _blas_limits = _thread_pools().limit(limits=1)
+        _blas_users += 1
+    try:
+        yield
+    finally:
+        with _blas_lock:
+            _blas_users -= 1
+            if not _blas_users:
+                _blas_limits.restore_original_limits()
+
+
+def share(count: int, cost: int, work: Callable[[int, int], object], *, blas: bool = False) -> None:
+    """Run work(first, last) over count items of `cost` scalar products, split between threads.
+
+    `blas` says that the work calls BLAS.
+    """
     most = 1 if getattr(_here, "alone", False) else threads()
     parts = min(most, count, 1 + count * cost // WORTH_A_THREAD)
     if parts <= 1:
@@ -79,11 +117,12 @@ def share(count: int, cost: int, work: Callable[[int, int], object]) -> None:
             work(0, count)
         return
     bounds = [count * i // parts for i in range(parts + 1)]
-    rest = [_submit(work, bounds[i], bounds[i + 1]) for i in range(1, parts)]
-    try:
-        work(0, bounds[1])
-    finally:  # nothing may go on writing after this returns, whatever happened
-        wait(rest)
+    with one_blas_thread() if blas else nullcontext():
+        rest = [_submit(work, bounds[i], bounds[i + 1]) for i in range(1, parts)]
+        try:
+            work(0, bounds[1])
+        finally:  # nothing may go on writing after this returns, whatever happened
+            wait(rest)
     for job in rest:
         job.result()
 
@@ -113,8 +152,15 @@ def _forget_pool() -> None:
     _pool = None
 
 
+def _start_anew() -> None:
+    """In a forked child, where no other thread is: no pool, and nobody shares BLAS."""
+    global _blas_lock, _blas_users
+    _forget_pool()
+    _blas_lock, _blas_users = threading.Lock(), 0
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_pool)
+    os.register_at_fork(after_in_child=_start_anew)
     # A fork waits until no thread is importing or compiling: the child would inherit their locks.
     os.register_at_fork(
         before=first_use.acquire,

@@ -138,7 +138,7 @@ class Plan:
             widths=(1, 2, 4, 8, 16, 32, 64),
             gemm=2000,
             repeats=9,
-            pause=0.04,
+            pause=0.1,
             sample=0.02,
             budget=4.0,
             cap=8.0,

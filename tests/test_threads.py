@@ -87,3 +87,17 @@ def test_an_exception_on_the_pool_reaches_the_caller():
 
     with pytest.raises(RuntimeError, match="from the pool"):
         _threads.share(2, 10**9, work)
+
+
+def test_blas_keeps_to_one_thread_only_while_somebody_shares_it():
+    from threadpoolctl import threadpool_info
+
+    def counts():
+        return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+
+    before = counts()
+    with _threads.one_blas_thread():
+        with _threads.one_blas_thread():
+            assert set(counts()) <= {1}
+        assert set(counts()) <= {1}
+    assert counts() == before
