@@ -4,7 +4,7 @@ The files are what these commands print, each measured once and kept:
 
     lowrank-expm bench --json                > docs/data/speed.json
     python -m tests.accuracy --json          > docs/data/accuracy.json
-    python -m tests.derivative_accuracy --cases 1024 --json > docs/data/derivatives.json
+    python -m tests.derivative_accuracy --json > docs/data/derivatives.json
 
 Pictures come in two versions, dark on light and light on dark, without a background of their own.
 """
