@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from importlib import import_module
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -412,9 +414,9 @@ def test_measures_print_nothing(capsys):
     assert captured.out == captured.err == ""
 
 
-@pytest.mark.parametrize("name", ["array_api_strict", "torch"])
+@pytest.mark.parametrize("name", [n for n in ("array_api_strict", "torch") if find_spec(n)])
 def test_arrays_of_other_libraries_are_refused(name):
-    library = pytest.importorskip(name)
+    library = import_module(name)
     U, V = (library.asarray(a) for a in pair())
     for call in (
         lambda: verify.check(U, V, derivatives=True),
