@@ -79,7 +79,8 @@ _blas_limits: Any = None
 
 @cache
 def _thread_pools() -> Any:
-    """The thread pools of the BLAS libraries that are loaded."""
+    """The thread pools of the BLAS libraries that are loaded, SciPy's among them."""
+    import scipy.linalg.cython_blas  # noqa: F401  (what numba calls, and loads only then)
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController().select(user_api="blas")
