@@ -95,6 +95,7 @@ def test_blas_keeps_to_one_thread_only_while_somebody_shares_it():
     def counts():
         return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
 
+    _threads._thread_pools()  # loads the libraries
     before = counts()
     with _threads.one_blas_thread():
         with _threads.one_blas_thread():
