@@ -187,6 +187,19 @@ def diagonal(a: Array) -> Array:
     return xp.real(d) if is_complex(a) else d
 
 
+def spread(C: Array, grid: int, ndim: int) -> Array:
+    """Matrices of a grid with axes enough for a batch of `ndim` − 2 axes behind the grid's."""
+    missing = ndim - (C.ndim - grid)
+    if grid and missing > 0:
+        return namespace(C).reshape(C, (*C.shape[:grid], *(1,) * missing, *C.shape[grid:]))
+    return C
+
+
+def from_the_left(turned: Any, B: Array) -> Any:
+    """B @ A, given the operator Aᵀ: (Aᵀ Bᵀ)ᵀ."""
+    return turned @ B if B.ndim == 1 else transpose(turned @ transpose(B))
+
+
 def eye(like: Array) -> Array:
     """The identity of a square matrix's size, dtype and device."""
     xp = namespace(like)

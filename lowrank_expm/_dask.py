@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _inputs, _linear, core
-from ._array import library
+from ._array import library, spread
 from ._foreign import same_place
-from ._portable import TRUST, skew_of, spread
 from ._threads import alone
+from .core.certificate import trusted_up_to
+from .core.exponential import skew_of
 from .passes import Frame, blocks
 from .passes.basis import first_nonfinite
 from .passes.numpy_passes import project, update
@@ -310,7 +311,7 @@ def _by_gram(s: blocks.Sums, t: np.ndarray, method: str) -> Solved | None:
     c = core.skew(G, _beside_batch(t, G))
     if method == "gram":
         _linear.require_unitary(c.C, G, c.bound)
-    elif not (c.bound <= TRUST * math.sqrt(G.shape[-1]) * np.finfo(s.dtype).eps / 2).all():
+    elif not (c.bound <= trusted_up_to(G.shape[-1], np.finfo(s.dtype).eps / 2)).all():
         return None
     Z = spread(c.C, t.ndim, T.ndim) @ T
     longest = math.sqrt(float(blocks.diagonal(G).max(initial=0.0)))

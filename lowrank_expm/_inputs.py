@@ -93,14 +93,6 @@ def columns(B: Any, n: int) -> tuple[Any, bool]:
     return B, vector
 
 
-def from_the_left(transpose: Any, B: Any) -> np.ndarray:
-    """B @ A, given an operator's transpose: (Aᵀ Bᵀ)ᵀ."""
-    B = array("B", B)
-    if B.ndim == 1:
-        return transpose @ B
-    return np.matrix_transpose(transpose @ np.matrix_transpose(B))
-
-
 class Times(NamedTuple):
     """t as an array, whether it was a grid, and what it contributes to the dtype."""
 

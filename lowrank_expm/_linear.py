@@ -12,12 +12,11 @@ import numpy as np
 from . import _inputs, core
 from ._threads import compiling
 from .core import certificate
+from .core.exponential import skew_of
 from .passes import Frame, plain
 from .passes.basis import balanced, cholesky, first_nonfinite, length, robust_basis
 from .passes.numpy_passes import accumulate, no_vectors, project, update
 
-# The certificate beyond which "auto" redoes an element by "qr", in units of √m u.
-TRUST = 64.0
 # Pivot of the Gram matrix scaled to unit diagonal above which its Cholesky factor serves as R.
 WELL_CONDITIONED = 1e-4
 
@@ -71,7 +70,7 @@ def solve(
     if method == "gram":
         require_unitary(c.C, G, c.bound)
         return gram
-    doubtful = ~(c.bound <= TRUST * math.sqrt(2 * r) * np.finfo(real).eps / 2)
+    doubtful = ~(c.bound <= certificate.trusted_up_to(2 * r, np.finfo(real).eps / 2))
     if ts.ndim:
         doubtful = doubtful.any(axis=0)
     return _by_qr(frame, G, B, ts, dtype, size, doubtful) if doubtful.any() else gram
@@ -126,7 +125,7 @@ def _solve_plain(
     if not (ordinary and np.isfinite(T).all()):
         return None
     C, bound = skew_core(G, t)
-    if not bound <= TRUST * math.sqrt(len(d)) * info.unit:
+    if not bound <= certificate.trusted_up_to(len(d), info.unit):
         return None
     Z = C @ T
     if not np.abs(Z).max() < info.high:
@@ -187,10 +186,8 @@ def _by_qr(
 ) -> Solution:
     """The route through a well-conditioned frame, for the wanted elements of the batch."""
     basis = robust_basis(frame, G, B, dtype, wanted)
-    r = G.shape[-1] // 2
-    M = basis.R[..., :r] @ np.conj(np.matrix_transpose(basis.R[..., r:]))
     with np.errstate(over="ignore", invalid="ignore"):
-        c = core.skew(basis.G, t, M - np.conj(np.matrix_transpose(M)))
+        c = core.skew(basis.G, t, skew_of(basis.R))
     route = np.where(wanted, "qr", "gram")
     return Solution(basis.frame, basis.G, c.C, basis.T, route, c.order, c.squarings, c.bound, size)
 

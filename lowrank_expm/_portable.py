@@ -27,19 +27,19 @@ from ._array import (
     is_complex,
     library,
     namespace,
+    spread,
     to_host,
 )
 from ._foreign import Arguments, arguments, require_finite, size
 from ._tangent import Direct, Framed, Gram, Linearised
 from .core import spectral
-from .core.exponential import Core, apply_j
+from .core.certificate import trusted_up_to
+from .core.exponential import Core, apply_j, skew_of
 from .passes import Frame, passes_for
 
 # Bounds on the squarings: where nothing is looked at, and where one look decides afterwards.
 STATIC = 16
 SPECULATIVE = 4
-# The certificate beyond which "auto" goes by "qr", in units of √m u.
-TRUST = 64.0
 
 
 # Whether a solution is certified, whether it is finite, and the squarings that it needed.
@@ -109,14 +109,6 @@ def applied(s: Solved, C: Array, T: Array, B: Array, grid: int = 0) -> Array:
     if s.frame is None:
         return B + C @ B
     return passes_for(B).update(s.frame, C @ T, B)
-
-
-def spread(C: Array, grid: int, ndim: int) -> Array:
-    """Cores of a grid with axes enough for a batch of `ndim` − 2 axes behind the grid's."""
-    missing = ndim - (C.ndim - grid)
-    if grid and missing > 0:
-        return namespace(C).reshape(C, (*C.shape[:grid], *(1,) * missing, *C.shape[grid:]))
-    return C
 
 
 def written(out: Any, Y: Array) -> Array:
@@ -255,7 +247,7 @@ def _flags(a: Arguments, s: Solved) -> tuple[Array, Array]:
         finite = finite & (squarings >= 0)
     else:
         finite = finite & xp.all(xp.isfinite(squarings))
-    passed = xp.all(s.core.bound <= TRUST * math.sqrt(m) * eps(s.T) / 2)
+    passed = xp.all(s.core.bound <= trusted_up_to(m, eps(s.T) / 2))
     passed = passed & xp.all(xp.isfinite(s.core.C))
     longest = 1.0
     if s.G is not None:
@@ -303,13 +295,6 @@ def _basis(a: Arguments) -> tuple[Array, Array]:
 def triangular(a: Arguments) -> Array:
     """The R of balanced columns."""
     return _basis(a)[1]
-
-
-def skew_of(R: Array) -> Array:
-    """R J Rᴴ."""
-    r = R.shape[-1] // 2
-    M = R[..., :r] @ adjoint(R[..., r:])
-    return M - adjoint(M)
 
 
 def balanced(U: Array, V: Array) -> tuple[Array, Array]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from ._array import Array, adjoint, device, eps, eye, is_complex, namespace
+from ._array import Array, adjoint, device, eps, eye, from_the_left, is_complex, namespace
 from ._foreign import arguments, working
 from ._inputs import batch
-from ._portable import Solved, applied, skew_of, solve, triangular
+from ._portable import Solved, applied, solve, triangular
 from .core.certificate import ERROR_FACTOR, error_bound, gram_error
+from .core.exponential import skew_of
 from .passes import Frame, passes_for
 from .skew import LowRankSkew
 from .unitary import Certificate, LowRankUnitary
@@ -219,14 +220,6 @@ def _certificate(S: LowRankSkew, t: Array, s: Solved) -> Certificate:
         moved = gram_error(s.G, t * size, 4 * unit * s.G.shape[-1])
         error = error + ERROR_FACTOR * unit * moved
     return Certificate(s.route, t * norm, s.core.order, s.core.squarings, s.core.bound, error)
-
-
-def from_the_left(transpose: Any, B: Any) -> Any:
-    """B @ A, given an operator's transpose: (Aᵀ Bᵀ)ᵀ."""
-    if B.ndim == 1:
-        return transpose @ B
-    xp = namespace(B)
-    return xp.matrix_transpose(transpose @ xp.matrix_transpose(B))
 
 
 def _only_numpy(what: str, instead: str = "") -> NoReturn:

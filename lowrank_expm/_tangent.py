@@ -14,7 +14,7 @@ import numpy as np
 from . import _linear, core
 from ._array import adjoint, eye, is_complex, library, namespace
 from .core import spectral
-from .core.exponential import apply_j
+from .core.exponential import apply_j, skew_of
 from .passes import Frame, passes_for
 from .passes.portable_passes import beside
 
@@ -125,9 +125,7 @@ class Framed(NamedTuple):
         assert s.G is not None
         root, R = spectral.orthonormaliser(s.G)
         R = R @ _triangular(s.frame)
-        r = R.shape[-1] // 2
-        M = R[..., :r] @ adjoint(R[..., r:])
-        spectrum = spectral.spectrum(M - adjoint(M))
+        spectrum = spectral.spectrum(skew_of(R))
         return cls(X, s.frame, root, apply_j(adjoint(R)), spectrum, s.T, t, B)
 
     def tangent(self, dU: np.ndarray, dV: np.ndarray) -> Tangent:

@@ -7,13 +7,13 @@ backward pass. Needs PyTorch (`pip install "lowrank_expm[torch]"`).
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any
 
 from . import core
 from ._tangent import Gram
 from .attention import _attend
+from .core.certificate import trusted_up_to
 from .passes import Frame, portable_passes
 
 try:
@@ -26,9 +26,7 @@ except ImportError as error:
 
 __all__ = ["orthogonal_attention"]
 
-# The certificate beyond which single precision is not trusted, in units of √m u, and the one
-# beyond which double precision is not either.
-TRUST = 64.0
+# The certificate beyond which double precision is not trusted either.
 WORST = 1e-8
 
 
@@ -115,7 +113,7 @@ class _Split(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.group = group
         linear, found = _solved(U, V, B, group)
-        limit = TRUST * math.sqrt(2 * U.shape[-1]) * torch.finfo(U.dtype).eps / 2
+        limit = trusted_up_to(2 * U.shape[-1], torch.finfo(U.dtype).eps / 2)
         wide = torch.promote_types(U.dtype, torch.float64)
         trusted = bool((found.bound <= limit).all())
         if not trusted and wide != U.dtype:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from . import _inputs, _linear, core
-from ._array import is_foreign
-from .core.exponential import apply_j
+from ._array import from_the_left, is_foreign, spread
+from .core.exponential import apply_j, skew_of
 from .passes import Frame
 from .passes.basis import length
 from .passes.numpy_passes import gram, no_vectors, project, update
@@ -112,7 +112,7 @@ def _multiply(
     Y = _result(out, shape, vector, dtype, B, U, V)
     real = _inputs.real_part(dtype)
     s = _linear.solve(U, V, B, times.values, method, real, None if G is None else G(real))
-    C = _spread(s.C, times.values.ndim, U, V, B)
+    C = spread(s.C, times.values.ndim, max(U.ndim, V.ndim, B.ndim))
     _linear.apply(s, C, B, Y, s.T)
     if out is not None:
         return out
@@ -127,14 +127,6 @@ def _result(
         return np.empty(shape, dtype)
     _inputs.output(out, shape[:-1] if vector else shape, dtype, B, *inputs)
     return out[..., None] if vector else out
-
-
-def _spread(C: np.ndarray, grid: int, *operands: np.ndarray) -> np.ndarray:
-    """The cores with batch axes enough for B's batch to sit beside a grid axis."""
-    missing = max(a.ndim for a in operands) - (C.ndim - grid)
-    if grid and missing:
-        return C.reshape(C.shape[:1] + (1,) * missing + C.shape[1:])
-    return C
 
 
 def expm_multiply(L: Any, R: Any, B: Any, t: Any = 1.0, *, out: Any = None) -> np.ndarray:
@@ -195,7 +187,7 @@ def expm_multiply(L: Any, R: Any, B: Any, t: Any = 1.0, *, out: Any = None) -> n
         ts = times.values.astype(_inputs.with_kind(_inputs.real_part(dtype), times.values))
         M = M.astype(np.result_type(M, ts), copy=False)
         C = core.general(M, ts.reshape(ts.shape + (1,) * (M.ndim - 2)) if ts.ndim else ts).C
-        Z = _spread(C, times.values.ndim, L, R, B) @ T
+        Z = spread(C, times.values.ndim, max(L.ndim, R.ndim, B.ndim)) @ T
         if not np.isfinite(Z).all():
             raise ValueError("exp(t L Rᴴ) B overflows; scale t, L or R down")
         if L.shape[-1]:
@@ -325,7 +317,7 @@ class LowRankSkew:
 
     def __rmatmul__(self, B: Any) -> np.ndarray:
         """B @ S for B of shape (n,) or (…, k, n)."""
-        return _inputs.from_the_left(self.T, B)
+        return from_the_left(self.T, _inputs.array("B", B))
 
     def to_dense(self) -> np.ndarray:
         """S as an (…, n, n) array; O(n² r) time.
@@ -395,8 +387,7 @@ class LowRankSkew:
         values, vectors = np.linalg.eigh(G)
         root = np.sqrt(np.maximum(values, 0))[..., None] * np.conj(np.matrix_transpose(vectors))
         K = root @ R
-        M = K[..., :r] @ np.conj(np.matrix_transpose(K[..., r:]))
-        return np.linalg.eigvalsh(-1j * (M - np.conj(np.matrix_transpose(M))))
+        return np.linalg.eigvalsh(-1j * skew_of(K))
 
     def norm(self, ord: int | str = 2) -> Any:
         """The 2-norm or the Frobenius norm of S.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _inputs, _linear
-from ._array import adjoint
+from ._array import adjoint, from_the_left
 from ._scipy import aslinearoperator
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class LowRankUnitary:
 
     def __rmatmul__(self, B: Any) -> np.ndarray:
         """B @ Q for B of shape (n,) or (…, k, n)."""
-        return _inputs.from_the_left(self.T, B)
+        return from_the_left(self.T, _inputs.array("B", B))
 
     def to_dense(self) -> np.ndarray:
         """The operator as an (…, n, n) array; O(n² m) time.

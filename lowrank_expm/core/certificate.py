@@ -9,6 +9,8 @@ from .._array import Array, adjoint, diagonal, eps, eye, frobenius, namespace
 # the bound in thousands of random cases, and 1.25 where a Padé approximant was solved for.
 DEFECT_FACTOR = 4.5
 ERROR_FACTOR = 8.0
+# The bound up to which a Gram matrix is trusted, in units of √m u.
+TRUST = 64.0
 # A larger bound says nothing: it is of first order in the rounding.
 MEANINGFUL = 0.01
 
@@ -30,6 +32,11 @@ def defect_bound(C: Array, G: Array | None) -> Array:
     inner = frobenius(Ch + adjoint(Ch))
     outer = frobenius(Ch @ adjoint(Ch))
     return _first_order(DEFECT_FACTOR * u * (1.0 + xp.sqrt(inner) * xp.sqrt(outer)))
+
+
+def trusted_up_to(m: int, u: float) -> float:
+    """The largest bound with which a core of m columns is trusted, u being the unit roundoff."""
+    return TRUST * math.sqrt(m) * u
 
 
 def _first_order(bound: Array) -> Array:

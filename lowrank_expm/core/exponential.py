@@ -59,6 +59,13 @@ def times_j(left: Array) -> Array:
     return namespace(left).concat([-left[..., :, r:], left[..., :, :r]], axis=-1)
 
 
+def skew_of(R: Array) -> Array:
+    """R J Rᴴ with J = [[0, I], [−I, 0]]."""
+    r = R.shape[-1] // 2
+    M = R[..., :r] @ adjoint(R[..., r:])
+    return M - adjoint(M)
+
+
 def balance(G: Array) -> Array:
     """Powers of two (c, 1/c) that give uⱼ and vⱼ equal lengths; 0 where either is zero.
 
