@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _inputs, core
-from ._threads import compiling
+from ._threads import compiling, quiet_blas
 from .core import certificate
 from .core.exponential import skew_of
 from .passes import Frame, plain
@@ -304,10 +304,16 @@ def apply(
         out[...] = B
         return
     with np.errstate(over="ignore", invalid="ignore"):
-        Z = C @ T
+        Z = product(C, T)
         update(s.frame, Z, B, dtype, out)
     if out.dtype.char == "e" or _may_overflow(s, Z):
         require_range(out, "B")
+
+
+def product(C: np.ndarray, T: np.ndarray) -> np.ndarray:
+    """C T between passes, whose threads do not wait for those of BLAS."""
+    with quiet_blas(math.prod(T.shape[:-2]), math.prod(C.shape[-2:]) * T.shape[-1]):
+        return C @ T
 
 
 def _may_overflow(s: Solution, Z: np.ndarray) -> bool:

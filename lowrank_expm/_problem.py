@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _inputs, _linear
+from . import _inputs, _linear, _threads
 from ._tangent import Linearised, linearise
 from .passes import Frame
 from .passes.basis import inexact
@@ -71,6 +72,10 @@ class Problem(NamedTuple):
             return U, V
         r = U.shape[-1]
         return U * self.scale[..., None, :r], V * self.scale[..., None, r:]
+
+    def quiet_blas(self) -> AbstractContextManager[None]:
+        """Keep BLAS to one thread where the m × m products of derivatives are small."""
+        return _threads.quiet_blas(math.prod(self.shape[:-2]), self.frame.width**3)
 
     def linearised(self, t: np.ndarray) -> tuple[np.ndarray, Linearised]:
         """Y for one t, folded, and its derivatives."""

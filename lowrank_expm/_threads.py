@@ -6,12 +6,14 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
 # Below this many scalar products a second thread costs more than it saves (about 0.2 ms).
 WORTH_A_THREAD = 300_000
+# Scalar products in a matrix product from which on BLAS wakes threads, and from which on they pay.
+BLAS_WAKES, BLAS_PAYS = 32_000, 3_000_000
 
 # Held while kernels are imported and compiled, and while the pool is made.
 first_use = threading.RLock()
@@ -106,11 +108,17 @@ def one_blas_thread() -> Iterator[None]:
                 _blas_limits.restore_original_limits()
 
 
-def share(count: int, cost: int, work: Callable[[int, int], object], *, blas: bool = False) -> None:
-    """Run work(first, last) over count items of `cost` scalar products, split between threads.
+def quiet_blas(count: int, cost: int) -> AbstractContextManager[None]:
+    """`one_blas_thread` for so many products of `cost` scalar products, where that is faster.
 
-    `blas` says that the work calls BLAS.
+    Threads that BLAS wakes for small products spin for a while after them, in the way of ours.
     """
+    quiet = cost >= BLAS_WAKES and (count > 1 or cost < BLAS_PAYS)
+    return one_blas_thread() if quiet and threads() > 1 else nullcontext()
+
+
+def share(count: int, cost: int, work: Callable[[int, int], object]) -> None:
+    """Run work(first, last) over count items of `cost` scalar products, split between threads."""
     most = 1 if getattr(_here, "alone", False) else threads()
     parts = min(most, count, 1 + count * cost // WORTH_A_THREAD)
     if parts <= 1:
@@ -118,12 +126,11 @@ def share(count: int, cost: int, work: Callable[[int, int], object], *, blas: bo
             work(0, count)
         return
     bounds = [count * i // parts for i in range(parts + 1)]
-    with one_blas_thread() if blas else nullcontext():
-        rest = [_submit(work, bounds[i], bounds[i + 1]) for i in range(1, parts)]
-        try:
-            work(0, bounds[1])
-        finally:  # nothing may go on writing after this returns, whatever happened
-            wait(rest)
+    rest = [_submit(work, bounds[i], bounds[i + 1]) for i in range(1, parts)]
+    try:
+        work(0, bounds[1])
+    finally:  # nothing may go on writing after this returns, whatever happened
+        wait(rest)
     for job in rest:
         job.result()
 

@@ -224,7 +224,7 @@ def _one_jvp(
     Y, linear = p.linearised(t)
     if not p.frame.width or not p.frame.rows:
         return Y, dB + np.zeros_like(Y)
-    with np.errstate(over="ignore", invalid="ignore"):
+    with p.quiet_blas(), np.errstate(over="ignore", invalid="ignore"):
         return Y, _range.for_smaller(linear, power).jvp(dU, dV, dB, dt)
 
 
@@ -270,7 +270,7 @@ def _one_vjp(
     if not p.frame.width or not p.frame.rows:
         U, V = (np.zeros(a.shape, p.work) for a in (p.U, p.V))
         return U, V, p.unfold(Ybar), np.zeros(())
-    with np.errstate(over="ignore", invalid="ignore"):
+    with p.quiet_blas(), np.errstate(over="ignore", invalid="ignore"):
         U, V, B, tbar = linear.vjp(Ybar, out)
     return *p.scaled(U, V), p.unfold(B), tbar
 

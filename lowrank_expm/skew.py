@@ -187,7 +187,7 @@ def expm_multiply(L: Any, R: Any, B: Any, t: Any = 1.0, *, out: Any = None) -> n
         ts = times.values.astype(_inputs.with_kind(_inputs.real_part(dtype), times.values))
         M = M.astype(np.result_type(M, ts), copy=False)
         C = core.general(M, ts.reshape(ts.shape + (1,) * (M.ndim - 2)) if ts.ndim else ts).C
-        Z = spread(C, times.values.ndim, max(L.ndim, R.ndim, B.ndim)) @ T
+        Z = _linear.product(spread(C, times.values.ndim, max(L.ndim, R.ndim, B.ndim)), T)
         if not np.isfinite(Z).all():
             raise ValueError("exp(t L Rᴴ) B overflows; scale t, L or R down")
         if L.shape[-1]:

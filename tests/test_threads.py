@@ -7,7 +7,8 @@ import textwrap
 import numpy as np
 import pytest
 
-from lowrank_expm import _threads
+from lowrank_expm import _linear, _threads, derivatives, skew_expm_multiply
+from lowrank_expm.core import compiled, compiled_derivative
 
 PROBLEM = """
 import os, sys, threading, time
@@ -89,16 +90,50 @@ def test_an_exception_on_the_pool_reaches_the_caller():
         _threads.share(2, 10**9, work)
 
 
-def test_blas_keeps_to_one_thread_only_while_somebody_shares_it():
+def blas_threads():
+    """The threads of each BLAS library that is loaded."""
     from threadpoolctl import threadpool_info
 
-    def counts():
-        return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
-
     _threads._thread_pools()  # loads the libraries
-    before = counts()
+    return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+
+
+def test_blas_keeps_to_one_thread_only_while_somebody_shares_it():
+    before = blas_threads()
     with _threads.one_blas_thread():
         with _threads.one_blas_thread():
-            assert set(counts()) <= {1}
-        assert set(counts()) <= {1}
-    assert counts() == before
+            assert set(blas_threads()) <= {1}
+        assert set(blas_threads()) <= {1}
+    assert blas_threads() == before
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize(
+    ("count", "m", "quiet"),
+    [(96, 128, True), (1, 128, True), (1, 400, False), (2, 400, True), (96, 4, False)],
+)
+def test_blas_keeps_to_one_thread_where_its_products_are_small_or_many(count, m, quiet):
+    with _threads.one_blas_thread():
+        one = blas_threads()
+    free = blas_threads()
+    with _threads.quiet_blas(count, m**3):
+        assert blas_threads() == (one if quiet else free)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_every_product_of_a_call_is_quiet(monkeypatch):
+    """None wakes BLAS threads, which would then spin beside the passes' own."""
+    products = []
+    quiet = _threads.quiet_blas
+
+    def seen(count, cost):
+        products.append((count, cost))
+        return quiet(count, cost)
+
+    for module in (_linear, _threads, compiled, compiled_derivative):
+        monkeypatch.setattr(module, "quiet_blas", seen)
+    U, V, B = np.random.default_rng(0).standard_normal((3, 3, 200, 32)) / 10
+    skew_expm_multiply(U, V, B)
+    assert products == [(3, 64**3), (3, 64**2 * 32)]
+    derivatives.vjp(U, V, B)[1](B)
+    assert products[2:] == [(3, 64**3), (3, 64**2 * 32), (3, 64**3), (3, 64**3)]

@@ -16,9 +16,9 @@ import numpy as np
 
 from .._array import Array
 from .._numba import inner, jit
-from .._threads import share
+from .._threads import quiet_blas, share
 from .certificate import DEFECT_FACTOR, MEANINGFUL
-from .compiled_loops import BLAS, add_block, identity, mm, one_norm, scaled
+from .compiled_loops import add_block, identity, mm, one_norm, scaled
 from .exponential import DOUBLINGS_PER_POLISH, SAFE_EXPONENT, Core
 from .pade import approximant, order_of, pade_scale_down, parts
 from .selection import PLAIN, pade_sizes, pade_table, select, table
@@ -306,7 +306,8 @@ def skew_cores(G: Array | None, t: np.ndarray, W: Array | None) -> Core:
     ts = np.array(np.broadcast_to(t, shape)).reshape(-1)
     tables = _schemes(m, t.dtype.char)
     common = (grams, G is not None, generators, W is None, ts, *tables, C, chosen, bound)
-    share(count, m**3, lambda i, j: skew_batch(i, j, *common), blas=m >= BLAS)
+    with quiet_blas(count, m**3):
+        share(count, m**3, lambda i, j: skew_batch(i, j, *common))
     order, squarings = worst(chosen)
     return Core(C.reshape(*shape, m, m), order, squarings, bound.reshape(shape))
 

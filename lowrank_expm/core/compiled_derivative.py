@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from .._numba import inner, jit
-from .._threads import share
+from .._threads import quiet_blas, share
 from .compiled import (
     TABLES,
     generator_of,
@@ -19,7 +19,7 @@ from .compiled import (
     times_j,
     width_of,
 )
-from .compiled_loops import BLAS, add_block, identity, mm, scaled
+from .compiled_loops import add_block, identity, mm, scaled
 from .exponential import DOUBLINGS_PER_POLISH
 
 _WORK = 22
@@ -123,6 +123,7 @@ def skew_derivatives(
     squarings = np.zeros(count, np.int64)
     ts = np.array(np.broadcast_to(t, shape)).reshape(-1)
     common = (*flat, ts, *TABLES[t.dtype.char][1:], C, dC, squarings)
-    share(count, 3 * m**3, lambda i, j: derivative_batch(i, j, *common), blas=m >= BLAS)
+    with quiet_blas(count, m**3):
+        share(count, 3 * m**3, lambda i, j: derivative_batch(i, j, *common))
     worst = -1 if squarings.min(initial=0) < 0 else int(squarings.max(initial=0))
     return C.reshape(*shape, m, m), dC.reshape(*shape, m, m), worst
