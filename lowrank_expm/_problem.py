@@ -135,19 +135,25 @@ def _revived(U: np.ndarray, V: np.ndarray, scale: np.ndarray) -> np.ndarray:
     return np.where(scale > 0, scale, factors)
 
 
-def direction(name: str, d: Any, like: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """A tangent or cotangent in the shape of its argument, with a column axis; None is zero."""
+def direction(
+    name: str, d: Any, like: np.ndarray, shape: tuple[int, ...]
+) -> tuple[np.ndarray, float]:
+    """A tangent or cotangent in the shape of its argument, with a column axis, and its size.
+
+    None is zero.
+    """
     if d is None:
-        return np.zeros(like.shape, like.dtype if like.dtype.kind in "fc" else float)
+        return np.zeros(like.shape, like.dtype if like.dtype.kind in "fc" else float), 0.0
     d = _inputs.array(name, d)
     if d.shape != tuple(shape):
         raise ValueError(f"{name} has shape {d.shape}; it must have the shape {tuple(shape)}")
     if d.dtype.kind == "c" and like.dtype.kind != "c":
         raise TypeError(f"{name} is complex and what it belongs to is real; pass a real {name}")
-    if not math.isfinite(size(d)) and not np.isfinite(d).all():
+    length = size(d)
+    if not math.isfinite(length) and not np.isfinite(d).all():
         raise ValueError(f"{name} contains NaN or infinity; it must be finite")
     d = d.astype(np.result_type(d, np.complex64)) if like.dtype.kind == "c" != d.dtype.kind else d
-    return d.reshape(like.shape)
+    return d.reshape(like.shape), length
 
 
 def size(a: np.ndarray) -> float:

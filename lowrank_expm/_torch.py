@@ -179,7 +179,7 @@ def pulled(how: How, Ybar: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
     if not (acts(c) and in_numpy(Ybar, *given)):
         return pulled_portably(how, Ybar, *given)
     from . import derivatives
-    from ._problem import problem
+    from ._problem import problem, size
 
     arrays = _numpy(c)
     bar = _shared(Ybar.to(torch.from_numpy(arrays[2]).dtype) if not Ybar.is_complex() else Ybar)
@@ -190,7 +190,7 @@ def pulled(how: How, Ybar: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
             linears: list[Linearised] = [Gram(p.frame, p.G, p.T, t, p.folded) for t in p.times]
         else:
             linears = [p.linearised(t)[1] for t in p.times]
-        bars = derivatives._pulled_back(p, linears, bar)
+        bars = derivatives._pulled_back(p, linears, bar, size(bar))
     except ValueError:  # an overflow: autograd expects it in the values
         return tuple(torch.full_like(a, torch.nan) for a in arguments)
     return tuple(_like(b, a) for b, a in zip(bars, arguments, strict=True))

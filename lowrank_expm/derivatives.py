@@ -77,12 +77,12 @@ def jvp(
         return jvp(U, V, B, dU, dV, dB, t, dt)
     p = problem(U, V, B, t)
     dts = time_direction(dt, p.t)
-    dU = direction("dU", dU, p.U, np.shape(U))
-    dV = direction("dV", dV, p.V, np.shape(V))
-    dB = p.fold(direction("dB", dB, p.B, np.shape(B)))
+    given = ("dU", dU, p.U, np.shape(U)), ("dV", dV, p.V, np.shape(V)), ("dB", dB, p.B, np.shape(B))
+    (dU, dV, dB), sizes = zip(*(direction(*g) for g in given), strict=True)
+    quiet = _range.ordinary(p, [p.dtype], size(p.folded), *sizes, size(dts))
     dU, dV = p.scaled(dU, dV)
+    dB = p.fold(dB)
     moved = dU, dV, dB, dts
-    quiet = _range.ordinary(p, [p.dtype], size(p.folded), *map(size, moved))
     b, d = (0, 0) if quiet else (_range.excess(p.work, p.folded), _range.excess(p.work, *moved))
     dU, dV, dts = (_range.times_powers(a, -d) for a in (dU, dV, dts))
     dB = _range.times_powers(dB, -d, -b)
@@ -149,12 +149,12 @@ def vjp(U: Any, V: Any, B: Any, *, t: Any = 1.0) -> tuple[np.ndarray, Callable[.
     Y = p.stack(results)
 
     def pullback(Ybar: Any, *, out: Any = None) -> Cotangents:
-        Ybar = direction("Ybar", Ybar, Y, Y.shape)
+        Ybar, length = direction("Ybar", Ybar, Y, Y.shape)
         targets = None
         if out is not None:
             _check_out(out, (p.U, p.V, p.B), shapes, Ybar)
             targets = _targets(p, out)
-        *bars, tbar = _pulled_back(p, linears, Ybar, targets)
+        *bars, tbar = _pulled_back(p, linears, Ybar, length, targets)
         Ubar, Vbar, Bbar = (a.reshape(s) for a, s in zip(bars, shapes, strict=True))
         if out is not None:
             for target, bar in zip(out, (Ubar, Vbar, Bbar), strict=True):
@@ -167,12 +167,12 @@ def vjp(U: Any, V: Any, B: Any, *, t: Any = 1.0) -> tuple[np.ndarray, Callable[.
 
 
 def _pulled_back(
-    p: Problem, linears: Sequence[Linearised], Ybar: np.ndarray, out: Targets = None
+    p: Problem, linears: Sequence[Linearised], Ybar: np.ndarray, length: float, out: Targets = None
 ) -> tuple[np.ndarray, ...]:
-    """The cotangents of p.U, p.V, p.B and p.t, given those of Y and the derivatives at every t."""
+    """The cotangents of p.U, p.V, p.B and p.t; `length` is the size of Ȳ, `linears` for every t."""
     likes = p.U, p.V, p.B
     dtypes = [_inputs.floating(a.dtype) for a in likes]
-    quiet = _range.ordinary(p, dtypes, size(p.folded), size(Ybar))
+    quiet = _range.ordinary(p, dtypes, size(p.folded), length)
     parts = (_parts if quiet else _scaled_parts)(p, linears, Ybar, out)
     tbar = np.array([part[3] for part in parts], p.t.dtype).reshape(p.t.shape)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -155,7 +155,7 @@ def _frechet(S: LowRankSkew, dU: Any, dV: Any, t: Any) -> LowRankFrechet:
     dtype = _inputs.floating(S.dtype, times.promotes)
     p = problem(S.U, S.V, np.zeros((n, 0), S.dtype), t)
     dU, dV = (
-        direction(name, d, a, a.shape[:-1] if np.ndim(d) == 1 and a.shape[-1] == 1 else a.shape)
+        direction(name, d, a, a.shape[:-1] if np.ndim(d) == 1 and a.shape[-1] == 1 else a.shape)[0]
         for name, d, a in (("dU", dU, S.U), ("dV", dV, S.V))
     )
     if not p.frame.width or not n:

@@ -324,18 +324,20 @@ def test_one_column_along_a_grid(batch, n, dtype):
 
 
 @pytest.mark.parametrize("given", [False, True])
-@pytest.mark.parametrize("shape", [(7, 3), (37, 8), (300, 16), (20_003, 8)])
-@pytest.mark.parametrize("k", [1, 5])
+@pytest.mark.parametrize("shape", [(7, 3), (37, 8), (41, 1), (300, 16), (300, 12), (20_003, 5)])
+@pytest.mark.parametrize("k", [1, 3, 5])
 @pytest.mark.parametrize("dtype", gen.DTYPES)
 def test_combine(given, shape, k, dtype):
-    """All three combinations exactly: r with and without whole vectors, long arrays and short."""
+    """All three exactly and nothing beside: r with and without whole vectors, and few rows."""
     rng = np.random.default_rng(15)
     n, r = shape
     m = 2 * r
     batch = (2,) if n < 1000 else ()
     U, V, Ybar, B = (whole(rng, (*batch, n, width), dtype) for width in (r, r, k, k))
     K, Z, Tbar = (whole(rng, (*batch, m, width), dtype) for width in (m, k, k))
-    out = tuple(np.full_like(a, 7) for a in (U, V, B)) if given else None
+    memory = [np.full(a.size + 64, 7, dtype) for a in (U, V, B)]
+    out = tuple(place[32:-32].reshape(a.shape) for place, a in zip(memory, (U, V, B), strict=True))
+    out = out if given else None
     bars = combine(Frame((U, V)), Ybar, B, K, Z, Tbar, np.dtype(dtype), out)
     F, y, b = np.concatenate([wide(U), wide(V)], -1), wide(Ybar), wide(B)
     both = F @ wide(K) + y @ adjoint(wide(Z)) + b @ adjoint(wide(Tbar))
@@ -344,6 +346,7 @@ def test_combine(given, shape, k, dtype):
         assert bar.dtype == dtype
         assert np.array_equal(bar, exact)
     assert not given or all(a is b for a, b in zip(bars, out, strict=True))
+    assert all((place[:32] == 7).all() and (place[-32:] == 7).all() for place in memory)
 
 
 # --- frames ----------------------------------------------------------------------------------
@@ -505,17 +508,19 @@ def test_gram_is_hermitian_to_the_bit(dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "complex128"])
 @pytest.mark.parametrize("shape", [(70_000,), (40, 3000)])
-def test_same_bits_on_any_number_of_threads_and_in_every_run(set_threads, dtype, shape):
+@pytest.mark.parametrize("r", [4, 8])
+def test_same_bits_on_any_number_of_threads_and_in_every_run(set_threads, dtype, shape, r):
     rng = np.random.default_rng(21)
     *batch, n = shape
-    U, V, B = (gen.normal(rng, (*batch, n, width), dtype) for width in (4, 4, 3))
-    Z = gen.normal(rng, (*batch, 8, 3), dtype)
+    U, V, B = (gen.normal(rng, (*batch, n, width), dtype) for width in (r, r, 3))
+    Z = gen.normal(rng, (*batch, 2 * r, 3), dtype)
     frame = Frame((U, V))
     results = []
     for count in (1, 2, 3, 2, 1):
         set_threads(count)
         G, T = accumulate(frame, B, np.dtype(dtype))
-        results.append((G, T, update(frame, Z, B, np.dtype(dtype), np.empty_like(B))))
+        Y = update(frame, Z, B, np.dtype(dtype), np.empty_like(B))
+        results.append((G, T, Y, *combine(frame, Y, B, G, Z, T, np.dtype(dtype))))
     for other in results[1:]:
         assert all(np.array_equal(a, b) for a, b in zip(results[0], other, strict=True))
 

@@ -16,11 +16,12 @@ from .tiles import (
     WIDTH,
     add,
     dots,
+    dots_onto,
     move,
+    pair_of_sums,
     pair_of_tiles,
     tile,
     tile_of_sums,
-    tile_onto,
 )
 
 # Rows of a panel: half a page of an operand, for processors then read ahead into the other half,
@@ -47,8 +48,10 @@ _move_two, _move_four, _add_two, _add_four = move(2), move(4), add(2), add(4)
 # A tile's rows where it has a vector of each of two products.
 PAIR = HEIGHT * WIDTH // 2
 _pair, _pair_of_rows = pair_of_tiles(PAIR), pair_of_tiles(1)
-_onto, _row_onto = tile_onto(HEIGHT, WIDTH), tile_onto(1, WIDTH)
-_tile, _narrow_tile, _dots = tile(HEIGHT, WIDTH), tile(HEIGHT, 1), dots()
+_pair_sums, _pair_sums_of_row = pair_of_sums(PAIR), pair_of_sums(1)
+_onto, _row_onto = tile(HEIGHT, WIDTH, onto=True), tile(1, WIDTH, onto=True)
+_tile, _narrow_tile = tile(HEIGHT, WIDTH), tile(HEIGHT, 1)
+_dots, _dots_onto = dots(), dots_onto()
 
 
 @inner
@@ -179,6 +182,13 @@ def _add_up(P, p, q, first, last, m, lanes, H):
 
 
 @inner
+def _whole(U, V):
+    """Whether both parts of a row are as many whole vectors, so that no panel needs them."""
+    lanes = VECTOR_BYTES // U.itemsize
+    return U.shape[2] == V.shape[2] and U.shape[2] % lanes == 0
+
+
+@inner
 def _carry(a, out):
     """out += a; a = 0."""
     for i in range(a.shape[0]):
@@ -203,6 +213,35 @@ def _carry_out(H, gram, m, out):
             H[i, j] = 0
 
 
+@inner
+def _project(U, V, B, e, lo, hi, run, H, K, out):
+    """out += [0 FᵀB] over rows of whole vectors, adding in the order of accumulate_tasks."""
+    u, v, b = U[min(e, U.shape[0] - 1)], V[min(e, V.shape[0] - 1)], B[min(e, B.shape[0] - 1)]
+    m = 2 * U.shape[2]
+    for flush in range(lo, hi, FLUSH):
+        end = min(flush + FLUSH, hi)
+        for group in range(flush, end, GROUP):
+            stop = min(group + GROUP, end)
+            for p in range(group, stop, run):
+                _project_run(u, v, b, p, min(p + run, stop), m, H)
+            _carry(H, K)
+        _carry_out(K, False, m, out)
+
+
+@inner
+def _project_run(U, V, B, p, q, m, H):
+    """H[m + c] += B[p:q, c]ᵀ [U V][p:q]."""
+    c, k = 0, B.shape[1]
+    while c < k:
+        tall = c + PAIR <= k
+        for j in range(0, U.shape[1], VECTOR_BYTES // U.itemsize):
+            if tall:
+                _pair_sums(B, p, q, c, U, V, j, H, m + c)
+            else:
+                _pair_sums_of_row(B, p, q, c, U, V, j, H, m + c)
+        c += PAIR if tall else 1
+
+
 @jit
 def accumulate_tasks(first, last, blocks, size, gram, U, V, scale, factors, B, partial):
     """partial[task] += Fᵀ[F B] over the task's rows, or [0 FᵀB] unless `gram`."""
@@ -212,9 +251,13 @@ def accumulate_tasks(first, last, blocks, size, gram, U, V, scale, factors, B, p
     P, S = _panel(panel, m + k, lanes, U), _panel(m, panel, lanes, U)
     H = np.zeros((m + k + HEIGHT, _up(m, lanes)), U.dtype)
     K = np.zeros(H.shape)
+    direct = not gram and scale.shape[0] == 0 == factors.shape[0] and _whole(U, V)
     for task in range(first, last):
         e, lo = task // blocks, (task % blocks) * size
         hi = min(lo + size, n)
+        if direct:
+            _project(U, V, B, e, lo, hi, min(RUN, panel), H, K, partial[task])
+            continue
         while lo < hi:
             flush = min(lo + FLUSH, hi)
             while lo < flush:
@@ -240,9 +283,9 @@ def _multiply(P, z, columns, rows, lanes, Y):
         both = j + (WIDTH - 1) * lanes < columns
         for q in range(0, rows, HEIGHT):
             if both:
-                _tile(P, q, z, j, count, Y)
+                _tile(P, q, z, j, count, Y, Y, j)
             else:
-                _narrow_tile(P, q, z, j, count, Y)
+                _narrow_tile(P, q, z, j, count, Y, Y, j)
         j += WIDTH * lanes if both else lanes
 
 
@@ -352,50 +395,74 @@ def _side_by_side(Z, e, z, zt):
 
 
 @inner
-def _bars(U, V, Yb, B, lo, rows, w, x, C, D, at):
-    """Rows of C = [U V Yb B] w and D = [U V Yb B] x, from row `at` on."""
+def _bars(U, V, Yb, B, lo, rows, w, x, C, D):
+    """Rows of C = [U V Yb B] w and D = [U V Yb B] x."""
     whole = rows - rows % PAIR
     for j in range(0, U.shape[1], VECTOR_BYTES // U.itemsize):
         for q in range(0, whole, PAIR):
-            _pair(U, V, Yb, B, lo + q, w, x, j, C, D, at + q)
+            _pair(U, V, Yb, B, lo + q, w, x, j, C, D, q)
         for q in range(whole, rows):
-            _pair_of_rows(U, V, Yb, B, lo + q, w, x, j, C, D, at + q)
+            _pair_of_rows(U, V, Yb, B, lo + q, w, x, j, C, D, q)
+
+
+@inner
+def _combine(U, V, Yb, B, lo, hi, w, x, zt, Uo, Vo, Bo):
+    """The combination in whole vectors, for as many rows at a time as a vector has lanes.
+
+    What a vector writes beyond the end of its row, later ones overwrite.
+    """
+    lanes = VECTOR_BYTES // U.itemsize
+    vectors = -(-U.shape[1] // lanes)
+    for q in range(lo, hi, lanes):
+        for p in range(q, q + lanes, PAIR):
+            for j in range(vectors):
+                _pair(U, V, Yb, B, p, w, x, (vectors - 1 - j) * lanes, Uo, Vo, p)
+        for c in range(zt.shape[0]):
+            _dots_onto(U, V, q, zt, c, Yb, Bo)
 
 
 @jit
 def combine_tasks(first, last, blocks, size, U, V, Yb, B, M, T, Uo, Vo, Bo):
     """[Uo Vo] = [U V Yb B] M and Bo = Yb + [U V] T over the rows of each task."""
     n, r, k = U.shape[1], U.shape[2], Yb.shape[2]
-    m = 2 * r
     lanes = VECTOR_BYTES // U.itemsize
-    panel = _panel_rows(U, V) // 2  # as much again is written
-    P = _panel(panel, m, lanes, U)
-    C, D = _panel(panel, r, lanes, U), _panel(panel, r, lanes, U)
-    Y = _panel(k, panel, lanes, U) if k < FEW else _panel(panel, k, lanes, U)
-    z, zt = np.zeros((m, _up(k, lanes)), U.dtype), np.zeros((0, 0), U.dtype)
-    if k < FEW:
-        zt = np.zeros((k, _up(m, lanes)), U.dtype)
-    w, x = _panel(m + 2 * k, r, lanes, U), _panel(m + 2 * k, r, lanes, U)
+    few, wide = k < FEW, _up(r, lanes)
+    # Where the second part begins, and how many rows a vector can reach beyond its own.
+    middle, reach = wide if few else r, -(-(wide - r) // max(1, r))
+    P = _panel(MOST, 2 * wide, lanes, U)
+    C, D = _panel(MOST, r, lanes, U), _panel(MOST, r, lanes, U)
+    Y = _panel(k, MOST, lanes, U) if few else _panel(MOST, k, lanes, U)
+    z, zt = np.zeros((2 * middle, _up(k, lanes)), U.dtype), np.zeros((0, 0), U.dtype)
+    if few:
+        zt = np.zeros((k, 2 * wide), U.dtype)
+    w, x = _panel(2 * (r + k), r, lanes, U), _panel(2 * (r + k), r, lanes, U)
     for task in range(first, last):
         e, start = task // blocks, (task % blocks) * size
         u, v = U[min(e, U.shape[0] - 1)], V[min(e, V.shape[0] - 1)]
         yb, b = Yb[min(e, Yb.shape[0] - 1)], B[min(e, B.shape[0] - 1)]
-        _side_by_side(T[None], e, z, zt)
+        uo, vo, bo = Uo[e], Vo[e], Bo[e]
+        _side_by_side(T[None, :, :r], e, z, zt)
+        _side_by_side(T[None, :, r:], e, z[middle:], zt[:, middle:])
         _side_by_side(M[None, :, :, :r], e, w, zt[:0])
         _side_by_side(M[None, :, :, r:], e, x, zt[:0])
-        for lo in range(start, min(start + size, n), panel):
-            rows = min(panel, min(start + size, n) - lo)
-            if r % lanes == 0:
-                _bars(u, v, yb, b, lo, rows, w, x, Uo[e], Vo[e], lo)
+        end = min(start + size, n)
+        whole = start + max(0, end - reach - start) // lanes * lanes
+        if few:
+            _combine(u, v, yb, b, start, whole, w, x, zt, uo, vo, bo)
+            start = whole
+        for lo in range(start, end, MOST):
+            rows = min(MOST, end - lo)
+            if lo + rows <= whole:
+                _combine(u, v, yb, b, lo, lo + rows, w, x, zt, uo, vo, bo)
             else:
-                _bars(u, v, yb, b, lo, rows, w, x, C, D, 0)
-                _write(C, 0, Uo[e], False, Uo[e], lo, rows)
-                _write(D, 0, Vo[e], False, Vo[e], lo, rows)
+                _bars(u, v, yb, b, lo, rows, w, x, C, D)
+                _write(C, 0, uo, False, uo, lo, rows)
+                _write(D, 0, vo, False, vo, lo, rows)
             _place(U, e, lo, rows, P, 0)
-            _place(V, e, lo, rows, P, r)
-            if k < FEW:
+            _place(V, e, lo, rows, P, middle)
+            if few:
                 _multiply_few(P, zt, rows, lanes, Y)
-                _write_transposed(Y, 0, yb, True, Bo[e], lo, rows)
+                _write_transposed(Y, 0, yb, True, bo, lo, rows)
             else:
                 _multiply(P, z, k, rows, lanes, Y)
-                _write(Y, 0, yb, True, Bo[e], lo, rows)
+                _write(Y, 0, yb, True, bo, lo, rows)

@@ -88,53 +88,28 @@ def _made(kinds: str, generate: Callable[..., None]) -> Any:
     return typed
 
 
-def tile(height: int, width: int) -> Any:
-    """C[i:i+height, j:j+width] = A[i:i+height, :count] B[:count, j:j+width], width in vectors."""
-
-    def generate(
-        builder: Any, A: _Matrix, i: Any, B: _Matrix, j: Any, count: Any, C: _Matrix
-    ) -> None:
-        sums = B.sums(height, width)
-        with cgutils.for_range(builder, count, intp=i.type) as loop:
-            row = _vectors(builder, B, loop.index, j, width)
-            for x in range(height):
-                a = A.load(_plus(builder, i, x), loop.index, 1)
-                _add_multiple(builder, a, row, sums[x])
-        for x in range(height):
-            for v in range(width):
-                value, column = builder.load(sums[x][v]), _plus(builder, j, v * B.lanes)
-                C.store(value, _plus(builder, i, x), column)
-
-    make = _made("mimiim", generate)
-
-    @intrinsic
-    def run(typing: Any, A: Any, i: Any, B: Any, j: Any, count: Any, C: Any) -> Any:
-        return make((A, B, C))
-
-    return run
-
-
-def tile_onto(height: int, width: int) -> Any:
-    """C[i:i+height, column:] = b[0, column:] + A[i:i+height, :count] B[:count, j:j+width]."""
+def tile(height: int, width: int, onto: bool = False) -> Any:
+    """C[i:i+height, at:] = [b[0, at:] +] A[i:i+height, :count] B[:count, j:], width in vectors."""
 
     def generate(builder: Any, *given: Any) -> None:
-        A, i, B, j, count, b, C, column = given
+        A, i, B, j, count, b, C, at = given
         sums = B.sums(height, width)
         with cgutils.for_range(builder, count, intp=i.type) as loop:
             row = _vectors(builder, B, loop.index, j, width)
             for x in range(height):
                 _add_multiple(builder, A.load(_plus(builder, i, x), loop.index, 1), row, sums[x])
-        start = _vectors(builder, b, ir.Constant(i.type, 0), column, width)
+        start = _vectors(builder, b, ir.Constant(i.type, 0), at, width) if onto else []
         for x in range(height):
             for v in range(width):
-                total = builder.fadd(start[v], builder.load(sums[x][v]))
-                C.store(total, _plus(builder, i, x), _plus(builder, column, v * B.lanes))
+                value = builder.load(sums[x][v])
+                value = builder.fadd(start[v], value) if onto else value
+                C.store(value, _plus(builder, i, x), _plus(builder, at, v * B.lanes))
 
     make = _made("mimiimmi", generate)
 
     @intrinsic
     def run(
-        typing: Any, A: Any, i: Any, B: Any, j: Any, count: Any, b: Any, C: Any, column: Any
+        typing: Any, A: Any, i: Any, B: Any, j: Any, count: Any, b: Any, C: Any, at: Any
     ) -> Any:
         return make((A, B, b, C))
 
@@ -186,17 +161,9 @@ def tile_of_sums(height: int, width: int) -> Any:
     """C[i:i+height, j:j+width] += A[p:q, i:i+height]ᵀ A[p:q, j:j+width]."""
 
     def generate(builder: Any, A: _Matrix, p: Any, q: Any, i: Any, j: Any, C: _Matrix) -> None:
-        sums = A.sums(height, width)
-        with cgutils.for_range_slice(builder, p, q, ir.Constant(p.type, 1), p.type) as (at, _):
-            row = _vectors(builder, A, at, j, width)
-            for x in range(height):
-                a = A.load(at, _plus(builder, i, x), 1)
-                _add_multiple(builder, a, row, sums[x])
-        for x in range(height):
-            for v in range(width):
-                row, column = _plus(builder, i, x), _plus(builder, j, v * A.lanes)
-                value = builder.fadd(C.load(row, column, A.lanes), builder.load(sums[x][v]))
-                C.store(value, row, column)
+        columns = [_plus(builder, j, v * A.lanes) for v in range(width)]
+        right = [(A, column) for column in columns]
+        _add_sums(builder, p, q, A, i, height, right, C, i, columns)
 
     make = _made("miiiim", generate)
 
@@ -207,26 +174,57 @@ def tile_of_sums(height: int, width: int) -> Any:
     return run
 
 
+def pair_of_sums(height: int) -> Any:
+    """C[i:i+height] += L[p:q, l:l+height]ᵀ [A₁ A₂][p:q], in the columns j:j+lanes of each part."""
+
+    def generate(builder: Any, *given: Any) -> None:
+        L, p, q, column, first, second, j, C, i = given
+        right = [(first, j), (second, j)]
+        columns = [j, builder.add(first.columns, j)]
+        _add_sums(builder, p, q, L, column, height, right, C, i, columns)
+
+    make = _made("miiimmimi", generate)
+
+    @intrinsic
+    def run(
+        typing: Any, L: Any, p: Any, q: Any, column: Any, A1: Any, A2: Any, j: Any, C: Any, i: Any
+    ) -> Any:
+        return make((L, A1, A2, C))
+
+    return run
+
+
 def dots() -> Any:
     """y[c, i:i+lanes] = A[i:i+lanes] z[c] over so many vectors of columns."""
 
     def generate(
         builder: Any, A: _Matrix, i: Any, z: _Matrix, c: Any, vectors: Any, y: _Matrix
     ) -> None:
-        lanes = A.lanes
-        sums = [s for (s,) in A.sums(lanes, 1)]
-        with cgutils.for_range(builder, vectors, intp=i.type) as loop:
-            at = builder.mul(loop.index, ir.Constant(i.type, lanes))
-            factor = z.load(c, at, lanes)
-            for x, s in enumerate(sums):
-                _add_product(builder, factor, A.load(_plus(builder, i, x), at, lanes), s)
-        y.store(_sum_of_each(builder, [builder.load(s) for s in sums]), c, i)
+        y.store(_dots(builder, [(A, vectors)], i, z, c), c, i)
 
     make = _made("mimiim", generate)
 
     @intrinsic
     def run(typing: Any, A: Any, i: Any, z: Any, c: Any, vectors: Any, y: Any) -> Any:
         return make((A, z, y))
+
+    return run
+
+
+def dots_onto() -> Any:
+    """out[i:i+lanes, c] = b[i:i+lanes, c] + [A₁ A₂][i:i+lanes] z[c], in whole vectors of A₁, A₂."""
+
+    def generate(builder: Any, *given: Any) -> None:
+        *parts, i, z, c, b, out = given
+        lanes = ir.Constant(i.type, z.lanes)
+        counted = [(A, builder.udiv(_plus(builder, A.columns, z.lanes - 1), lanes)) for A in parts]
+        _add_to_column(builder, _dots(builder, counted, i, z, c), b, out, i, c)
+
+    make = _made("mmimimm", generate)
+
+    @intrinsic
+    def run(typing: Any, A1: Any, A2: Any, i: Any, z: Any, c: Any, b: Any, out: Any) -> Any:
+        return make((A1, A2, z, b, out))
 
     return run
 
@@ -285,6 +283,57 @@ def _add_product(builder: Any, a: Any, b: Any, s: Any) -> None:
     """s += a b."""
     product = builder.fmul(a, b, flags=FUSE)
     builder.store(builder.fadd(builder.load(s), product, flags=FUSE), s)
+
+
+def _add_sums(
+    builder: Any,
+    p: Any,
+    q: Any,
+    L: _Matrix,
+    column: Any,
+    height: int,
+    right: list[tuple[_Matrix, Any]],
+    C: _Matrix,
+    i: Any,
+    columns: list[Any],
+) -> None:
+    """C[i:i+height, columns] += L[p:q, column:column+height]ᵀ times vectors of rows p:q."""
+    sums = C.sums(height, len(right))
+    with cgutils.for_range_slice(builder, p, q, ir.Constant(p.type, 1), p.type) as (at, _):
+        row = [A.load(at, j, A.lanes) for A, j in right]
+        for x in range(height):
+            _add_multiple(builder, L.load(at, _plus(builder, column, x), 1), row, sums[x])
+    for x in range(height):
+        row = _plus(builder, i, x)
+        for j, s in zip(columns, sums[x], strict=True):
+            C.store(builder.fadd(C.load(row, j, C.lanes), builder.load(s)), row, j)
+
+
+def _dots(builder: Any, parts: list[tuple[_Matrix, Any]], i: Any, z: _Matrix, c: Any) -> Any:
+    """A vector of products of rows i, i + 1, … of matrices side by side with row c of z."""
+    at, lanes = ir.Constant(i.type, 0), ir.Constant(i.type, z.lanes)
+    sums = [s for (s,) in z.sums(z.lanes, 1)]
+    for A, vectors in parts:
+        with cgutils.for_range(builder, vectors, intp=i.type) as loop:
+            j = builder.mul(loop.index, lanes)
+            factor = z.load(c, builder.add(at, j), z.lanes)
+            for x, s in enumerate(sums):
+                _add_product(builder, factor, A.load(_plus(builder, i, x), j, z.lanes), s)
+        at = builder.add(at, builder.mul(vectors, lanes))
+    return _sum_of_each(builder, [builder.load(s) for s in sums])
+
+
+def _add_to_column(builder: Any, value: Any, b: _Matrix, out: _Matrix, i: Any, c: Any) -> None:
+    """out[i:, c] = b[i:, c] + value: a vector at once where the only column is contiguous."""
+    one, lanes = ir.Constant(i.type, 1), value.type.count
+    with builder.if_else(builder.icmp_signed("==", out.columns, one)) as (only, several):
+        with only:
+            out.store(builder.fadd(b.load(i, c, lanes), value), i, c)
+        with several:
+            for x in range(lanes):
+                row = _plus(builder, i, x)
+                entry = _shuffle(builder, value, value, [x])
+                out.store(builder.fadd(b.load(row, c, 1), entry), row, c)
 
 
 def _shuffle(builder: Any, a: Any, b: Any, picks: list[int]) -> Any:
