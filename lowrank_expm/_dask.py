@@ -21,7 +21,7 @@ from . import _inputs, _linear, core
 from ._array import library, spread
 from ._foreign import same_place
 from ._threads import alone
-from .core.certificate import trusted_up_to
+from .core.certificate import settled, trusted_up_to
 from .core.exponential import skew_of
 from .passes import Frame, blocks
 from .passes.basis import first_nonfinite
@@ -311,11 +311,18 @@ def _by_gram(s: blocks.Sums, t: np.ndarray, method: str) -> Solved | None:
     c = core.skew(G, _beside_batch(t, G))
     if method == "gram":
         _linear.require_unitary(c.C, G, c.bound)
-    elif not (c.bound <= trusted_up_to(G.shape[-1], np.finfo(s.dtype).eps / 2)).all():
+    elif not _trusted(c, G):
         return None
     Z = spread(c.C, t.ndim, T.ndim) @ T
     longest = math.sqrt(float(blocks.diagonal(G).max(initial=0.0)))
     return _solution([s.rows], [(None, ())], [Z], longest)
+
+
+def _trusted(c: core.Core, G: np.ndarray) -> bool:
+    """Whether every certificate is to be trusted."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        bound = settled(c.bound, c.C, G)
+    return bool((bound <= trusted_up_to(G.shape[-1], np.finfo(G.dtype).eps / 2)).all())
 
 
 def _by_pieces(s: blocks.Sums, t: np.ndarray) -> Solved:

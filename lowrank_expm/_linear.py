@@ -70,10 +70,14 @@ def solve(
     if method == "gram":
         require_unitary(c.C, G, c.bound)
         return gram
-    doubtful = ~(c.bound <= certificate.trusted_up_to(2 * r, np.finfo(real).eps / 2))
+    with np.errstate(over="ignore", invalid="ignore"):
+        bound = certificate.settled(c.bound, c.C, G)
+    doubtful = ~(bound <= certificate.trusted_up_to(2 * r, np.finfo(real).eps / 2))
     if ts.ndim:
         doubtful = doubtful.any(axis=0)
-    return _by_qr(frame, G, B, ts, dtype, size, doubtful) if doubtful.any() else gram
+    if doubtful.any():
+        return _by_qr(frame, G, B, ts, dtype, size, doubtful)
+    return gram._replace(bound=bound)
 
 
 def require_unitary(C: np.ndarray, G: np.ndarray, bound: np.ndarray) -> None:

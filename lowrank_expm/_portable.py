@@ -33,7 +33,7 @@ from ._array import (
 from ._foreign import Arguments, arguments, require_finite, size
 from ._tangent import Direct, Framed, Gram, Linearised
 from .core import spectral
-from .core.certificate import trusted_up_to
+from .core.certificate import settled, trusted_up_to
 from .core.exponential import Core, apply_j, skew_of
 from .passes import Frame, passes_for
 
@@ -140,7 +140,7 @@ def _solve(a: Arguments, method: str) -> Solved:
 
     def attempted(route: str, within: int | None) -> tuple[Solved, Callable[[], Examined]]:
         s = attempt(a, route, within)
-        return s, lambda: _examined(a, s)
+        return s, lambda: examined(a, s)
 
     s: Solved = looked_at(a, route, within, attempted)
     return s
@@ -174,7 +174,14 @@ def attempt(a: Arguments, route: str, within: int | None) -> Solved:
     if route == "qr":
         return _by_qr(a, within)
     G, T = passes_for(a.B).accumulate(Frame((a.U, a.V)), a.B)
+    return by_gram(a, G, T, within)
+
+
+def by_gram(a: Arguments, G: Array, T: Array, within: int | None) -> Solved:
+    """The route through the Gram matrix G = XᴴX, with T = XᴴB."""
     c = _core(G, a.t, None, within)
+    if within is None:
+        c = c._replace(bound=settled(c.bound, c.C, G))
     c = c._replace(C=_kept(c.C, _squares_fit(diagonal(G), a.t)))
     return Solved(Frame((a.U, a.V)), G, T, c, "gram", None, within)
 
@@ -220,25 +227,25 @@ def _enough(squarings: float, a: Arguments) -> int:
     return int(known) + math.ceil(0.5 * math.log2(2 * a.U.shape[-1])) + 1
 
 
-def _examined(a: Arguments, s: Solved) -> Examined:
+def examined(a: Arguments, s: Solved) -> Examined:
     """Whether a solution is certified, whether all is finite, and the squarings: one look."""
     if not size(s.core.C.shape):
         return True, True, 0.0
     if s.within is None:
-        passed, finite = _flags(a, s)
+        passed, finite = verdict(a, s)
         return bool(to_host(passed)), bool(to_host(finite)), float(s.core.squarings)
     passed, finite, squarings = to_host(evidence(a, s))
     return bool(passed), bool(finite), float(squarings)
 
 
 def evidence(a: Arguments, s: Solved) -> Array:
-    """What `_examined` looks at, in one array."""
+    """What `examined` looks at, in one array."""
     xp = namespace(s.T)
-    flags = [xp.astype(flag, a.t.dtype) for flag in _flags(a, s)]
+    flags = [xp.astype(flag, a.t.dtype) for flag in verdict(a, s)]
     return xp.stack([*flags, xp.max(s.core.squarings)])
 
 
-def _flags(a: Arguments, s: Solved) -> tuple[Array, Array]:
+def verdict(a: Arguments, s: Solved) -> tuple[Array, Array]:
     """Whether a solution is certified, and whether all is finite."""
     xp, m = namespace(s.T), s.core.C.shape[-1]
     finite = xp.all(xp.isfinite(a.t)) & xp.all(xp.isfinite(s.T))
@@ -280,9 +287,13 @@ def _by_direct(a: Arguments, within: int | None) -> Solved:
 def _by_qr(a: Arguments, within: int | None) -> Solved:
     """The route through an orthonormal basis of balanced columns."""
     Q, R = _basis(a)
-    W = skew_of(R)
-    T = adjoint(Q) @ a.B
-    return Solved(Frame((Q,)), None, T, _core(None, a.t, W, within), "qr", R, within)
+    return by_basis(a, Q, R, adjoint(Q) @ a.B, within)
+
+
+def by_basis(a: Arguments, Q: Array, R: Array, T: Array, within: int | None) -> Solved:
+    """The same with the basis given: Q R = [U V] but for the scaling, and T = QᴴB."""
+    c = _core(None, a.t, skew_of(R), within)
+    return Solved(Frame((Q,)), None, T, c, "qr", R, within)
 
 
 def _basis(a: Arguments) -> tuple[Array, Array]:

@@ -148,8 +148,12 @@ class Framed(NamedTuple):
 
     def vjp(self, Ybar: np.ndarray, out: Targets = None) -> Bars:
         """The cotangents of U, V, B and t, in new memory."""
+        return self.pulled(Ybar, project(self.F, Ybar, self.root.dtype))
+
+    def pulled(self, Ybar: np.ndarray, P: np.ndarray) -> Bars:
+        """The same with P = FᴴȲ; nothing else here is a sum over the rows."""
         t, JRh, dtype = self.t, self.JRh, self.root.dtype
-        P, b = self._inside(project(self.F, Ybar, dtype)), self._inside(self.T)
+        P, b = self._inside(P), self._inside(self.T)
         phi = spectral.phi1(self.spectrum, t)
         Z, Tbar = t * JRh @ phi @ b, -t * JRh @ adjoint(phi) @ P
         E = spectral.exp_derivative(self.spectrum, -t, t * P @ adjoint(b))

@@ -2,32 +2,38 @@
 
 Every process holds some rows of the sequence, and all of the weights. What the rows of others
 contribute is one m × (m + e) array a head, m = 2d: one all-reduce in the forward and one in the
-backward pass. Needs PyTorch (`pip install "lowrank_expm[torch]"`).
+backward pass. Every process sees the same sums and so decides in the same way. Needs PyTorch
+(`pip install "lowrank_expm[torch]"`).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from . import core
-from ._tangent import Gram
+from . import _portable
+from ._array import adjoint, eye
+from ._foreign import Arguments
+from ._portable import scale_of
+from ._tangent import Framed, Gram
 from .attention import _attend
-from .core.certificate import trusted_up_to
+from .core import spectral
+from .core.exponential import apply_j, skew_of
 from .passes import Frame, portable_passes
 
 try:
     import torch
     from torch import distributed
+    from torch.autograd.function import once_differentiable
+    from torch.nn import functional
 except ImportError as error:
     raise ImportError(
         "lowrank_expm.distributed needs PyTorch; install it with: pip install 'lowrank_expm[torch]'"
     ) from error
 
 __all__ = ["orthogonal_attention"]
-
-# The certificate beyond which double precision is not trusted either.
-WORST = 1e-8
 
 
 def orthogonal_attention(
@@ -63,16 +69,16 @@ def orthogonal_attention(
     Raises
     ------
     ValueError
-        As `attention.orthogonal_attention`, in every process at once where it is the numbers.
+        As `attention.orthogonal_attention`; in every process at once where it is for the numbers.
 
     Notes
     -----
     The core is computed by every process from the same sums. Gradients of q, k and v are those
     of the sum of all processes' losses; those of alpha, and of weights in front, are this
-    process's part, to be added up over the group as in data parallelism. The route is "gram":
-    where its certificate does not trust single precision, it is done again in double, with a
-    second all-reduce. In double precision the orthogonality defect is at most 1e-8, and near
-    rounding unless q and k nearly span the same directions.
+    process's part, to be added up over the group as in data parallelism. The route is "gram";
+    where its certificate is not to be trusted, or squares leave the range of the dtype, it is
+    "qr", as in one process: the triangular factors of all processes are gathered and factored
+    again (Demmel et al. 2012, doi:10.1137/080731992), with two small all-reduces.
 
     Examples
     --------
@@ -101,6 +107,8 @@ def _multiply(
     dtype = torch.promote_types(torch.promote_types(U.dtype, V.dtype), B.dtype)
     work = dtype if dtype in (torch.float64, torch.complex128) else torch.float32
     U, V, B = (a.to(work).expand(*batch, -1, -1) for a in (t * U, V, B))
+    if not (U.shape[-1] and math.prod(batch)):
+        return B.to(dtype)
     return _Split.apply(U, V, B, group).to(dtype)
 
 
@@ -111,39 +119,79 @@ class _Split(torch.autograd.Function):
     def forward(
         ctx: Any, U: torch.Tensor, V: torch.Tensor, B: torch.Tensor, group: Any
     ) -> torch.Tensor:
-        ctx.group = group
-        linear, found = _solved(U, V, B, group)
-        limit = trusted_up_to(2 * U.shape[-1], torch.finfo(U.dtype).eps / 2)
-        wide = torch.promote_types(U.dtype, torch.float64)
-        trusted = bool((found.bound <= limit).all())
-        if not trusted and wide != U.dtype:
-            linear, found = _solved(U.to(wide), V.to(wide), B.to(wide), group)
-        if not (trusted or bool((found.bound <= WORST).all())):
-            raise ValueError(
-                "U and V nearly span the same directions, beyond what the split operation can "
-                "resolve in double precision; gather the sequence in one process"
-            )
-        ctx.linear = linear
-        return portable_passes.update(linear.X, found.C @ linear.T, linear.B).to(B.dtype)
+        """This process's rows of the result."""
+        one: Any = torch.ones((), dtype=U.real.dtype, device=U.device)
+        a = Arguments(U, V, B, one, B.dtype, tuple(B.shape), False, False)
+        solved: Any = _by_gram(a, group) or _by_basis(a, group)
+        s, linear, scales = solved
+        ctx.save_for_backward(U, V, B)
+        ctx.linear, ctx.scales, ctx.group = linear._replace(X=None, B=None), scales, group
+        return portable_passes.update(s.frame, s.C @ s.T, B)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, Ybar: torch.Tensor) -> Any:
-        linear = ctx.linear
-        wide = Ybar.to(linear.G.dtype)
-        P = portable_passes.project(linear.X, wide).contiguous()
-        distributed.all_reduce(P, group=ctx.group)
-        bars = linear.pulled(wide, P)[:3]
-        return *(bar.to(Ybar.dtype) for bar in bars), None
+        """The cotangents of this process's rows."""
+        *factors, B = ctx.saved_tensors
+        X = Frame(_scaled(factors, ctx.scales))
+        linear = ctx.linear._replace(X=X, B=B)
+        P = _summed(portable_passes.project(getattr(linear, "F", X), Ybar), ctx.group)
+        Ubar, Vbar, Bbar, _ = linear.pulled(Ybar, P)
+        return *_scaled((Ubar, Vbar), ctx.scales), Bbar, None
 
 
-def _solved(U: Any, V: Any, B: Any, group: Any) -> tuple[Gram, core.Core]:
-    """What the derivative needs, and the core."""
-    X: Any = Frame((U, V))
-    sums: Any = torch.cat(portable_passes.accumulate(X, B), dim=-1).contiguous()
-    distributed.all_reduce(sums, group=group)
-    if not torch.isfinite(sums).all():
-        raise ValueError("U, V or B contains NaN or infinity, or their products overflow")
-    m = 2 * U.shape[-1]
-    one: Any = torch.ones((), dtype=U.dtype, device=U.device)
-    linear = Gram(X, sums[..., :m], sums[..., m:], one, B)
-    return linear, core.skew(linear.G, one)
+def _summed(a: torch.Tensor, group: Any) -> torch.Tensor:
+    """The sum over all processes."""
+    a = a.contiguous()
+    distributed.all_reduce(a, group=group)
+    return a
+
+
+def _by_gram(a: Arguments, group: Any) -> tuple[Any, Gram, Any] | None:
+    """The solution by the Gram matrix and what its derivative needs, where it is to be trusted."""
+    X = Frame((a.U, a.V))
+    sums: Any = _summed(torch.cat(portable_passes.accumulate(X, a.B), dim=-1), group)
+    s: Any = _portable.by_gram(a, sums[..., : X.width], sums[..., X.width :], None)
+    if not _portable.examined(a, s)[0]:
+        return None
+    return s, Gram(X, s.G, s.T, a.t, a.B), None
+
+
+def _by_basis(a: Arguments, group: Any) -> tuple[Any, Framed, Any]:
+    """The same by an orthonormal basis of all rows, for columns that are scaled."""
+    scales = _scales(a, group)
+    X = Frame(_scaled((a.U, a.V), scales))
+    Q, R = _basis(torch.cat(X.columns, dim=-1), group)
+    s: Any = _portable.by_basis(a, Q, R, _summed(adjoint(Q) @ a.B, group), None)
+    if not _portable.examined(a, s)[0]:
+        raise ValueError("the result overflows; scale t, U, V or B down, or use a wider dtype")
+    spectrum = spectral.spectrum(skew_of(R))
+    return s, Framed(X, s.frame, eye(R), apply_j(adjoint(R)), spectrum, s.T, a.t, a.B), scales
+
+
+def _scaled(factors: Sequence[torch.Tensor], scales: Any) -> tuple[torch.Tensor, ...]:
+    """U and V, or their cotangents, times what balances them."""
+    return tuple(factors if scales is None else map(torch.mul, factors, scales))
+
+
+def _scales(a: Arguments, group: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Powers of two that balance U and V; an error in every process for what is not finite."""
+    parts = [functional.pad(x.abs(), (0, 0, 0, 1)).amax(-2, keepdim=True) for x in (a.U, a.V, a.B)]
+    sizes = torch.cat(parts, dim=-1).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    distributed.all_reduce(sizes, op=distributed.ReduceOp.MAX, group=group)
+    if not torch.isfinite(sizes).all():
+        raise ValueError("U, V or B contains NaN or infinity; all entries must be finite")
+    r = a.U.shape[-1]
+    return scale_of(sizes[..., :r], sizes[..., r : 2 * r])
+
+
+def _basis(X: torch.Tensor, group: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """This process's rows of Q, and R, for the orthonormal Q and triangular R with X = Q R."""
+    own, part = torch.linalg.qr(X)
+    k, m = part.shape[-2:]
+    part = functional.pad(part, (0, 0, 0, m - k)).contiguous()
+    parts = [torch.empty_like(part) for _ in range(distributed.get_world_size(group))]
+    distributed.all_gather(parts, part, group=group)
+    mixes, R = torch.linalg.qr(torch.cat(parts, dim=-2))
+    first = m * distributed.get_rank(group)
+    return own @ mixes[..., first : first + k, :], R

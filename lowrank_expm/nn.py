@@ -6,6 +6,7 @@ module holds weights, where they start, and how fast alpha learns.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -53,6 +54,9 @@ class OrthogonalSelfAttention(nn.Module):
         Jacobian of the stack as well conditioned as that of one layer.
     learn_alpha : bool, optional
         Whether alpha is a parameter; otherwise it is a buffer.
+    process_group : torch.distributed.ProcessGroup, optional
+        Processes that share the sequence: each has the same weights and calls the layer with its
+        rows of x. See `lowrank_expm.distributed`. One process has all rows if None.
 
     Attributes
     ----------
@@ -75,6 +79,11 @@ class OrthogonalSelfAttention(nn.Module):
     length is multiplied or copied for them. bfloat16 and float16, under autocast too, keep the
     projections in their type and exponentiate in float32. Zhang and Martens (2026,
     arXiv:2602.05996).
+
+    With a process_group, the gradients of x are those of the sum of all processes' losses. The
+    gradients of parameters are this process's part: whoever trains sums them over the group before
+    a step, by an all-reduce of each `.grad`; `DistributedDataParallel` over the group takes their
+    mean instead.
 
     Examples
     --------
@@ -99,13 +108,14 @@ class OrthogonalSelfAttention(nn.Module):
         *,
         alpha: float = ALPHA,
         learn_alpha: bool = True,
+        process_group: Any = None,
     ) -> None:
         super().__init__()
         if num_heads < 1 or embed_dim % num_heads:
             raise ValueError(f"embed_dim is {embed_dim}; num_heads = {num_heads} must divide it")
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.head_dim = embed_dim // num_heads
-        self.initial_alpha = alpha
+        self.initial_alpha, self.process_group = alpha, process_group
         kind = {"device": device, "dtype": dtype}
         self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim, **kind))
         bias_rows = nn.Parameter(torch.empty(3 * embed_dim, **kind)) if bias else None
@@ -169,7 +179,14 @@ class OrthogonalSelfAttention(nn.Module):
         Tensor, (…, num_heads, n, head_dim)
         """
         with _full_precision(qkv.device.type):
-            return orthogonal_attention_packed(qkv, scale=1.0, mask=mask)
+            if self.process_group is None:
+                return orthogonal_attention_packed(qkv, scale=1.0, mask=mask)
+            from . import distributed
+
+            q, k, v = qkv.split(self.head_dim, dim=-1)
+            return distributed.orthogonal_attention(
+                q, k, v, scale=1.0, mask=mask, group=self.process_group
+            )
 
     def _project(self, x: torch.Tensor) -> torch.Tensor:
         """Every head's [αq/√d k v], (…, num_heads, n, 3·head_dim), a view of one product."""
@@ -179,6 +196,13 @@ class OrthogonalSelfAttention(nn.Module):
         bias = None if self.in_proj_bias is None else factor * self.in_proj_bias
         qkv = functional.linear(x, factor[:, None] * self.in_proj_weight, bias)
         return qkv.unflatten(-1, (self.num_heads, 3 * self.head_dim)).transpose(-3, -2)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OrthogonalSelfAttention:
+        """A copy that shares the process group, which cannot be copied."""
+        memo[id(self.process_group)] = self.process_group
+        made = memo[id(self)] = type(self).__new__(type(self))
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
 
     def extra_repr(self) -> str:
         """What `print` shows.
@@ -201,7 +225,7 @@ class OrthogonalTransformerBlock(nn.Module):
         Width of the MLP, an even number; 4·embed_dim by default.
     activation : callable, optional
         Of the MLP, torch's gelu by default.
-    bias, device, dtype, alpha, learn_alpha
+    bias, device, dtype, alpha, learn_alpha, process_group
         As in `OrthogonalSelfAttention`.
 
     Attributes
@@ -244,6 +268,7 @@ class OrthogonalTransformerBlock(nn.Module):
         *,
         alpha: float = ALPHA,
         learn_alpha: bool = True,
+        process_group: Any = None,
     ) -> None:
         super().__init__()
         width = 4 * embed_dim if dim_feedforward is None else dim_feedforward
@@ -253,9 +278,8 @@ class OrthogonalTransformerBlock(nn.Module):
                 f"number of at least {2 * embed_dim}"
             )
         kind = {"bias": bias, "device": device, "dtype": dtype}
-        self.attention = OrthogonalSelfAttention(
-            embed_dim, num_heads, alpha=alpha, learn_alpha=learn_alpha, **kind
-        )
+        own = {"alpha": alpha, "learn_alpha": learn_alpha, "process_group": process_group}
+        self.attention = OrthogonalSelfAttention(embed_dim, num_heads, **own, **kind)
         self.activation = activation
         self.linear1 = nn.Linear(embed_dim, width, **kind)
         self.linear2 = nn.Linear(width, embed_dim, **kind)

@@ -682,6 +682,32 @@ def test_certificate_lies_above_the_defect(dtype, kind):
             assert defect <= float(found.bound)
 
 
+@pytest.mark.parametrize("kind", ["attention", "parallel_at_random"])
+@pytest.mark.parametrize("m", [16, 32, 128])
+def test_sharper_certificate_lies_above_the_defect_and_nearer(m, kind):
+    """In single precision, against double: where the first bound alone would not be trusted."""
+    doubtful, rng = 0, np.random.default_rng(17)
+    for n in (m + 1, 5 * m // 4, 3 * m // 2, 2 * m, 3 * m):
+        U, V = rng.standard_normal((2, n, m // 2)).astype("f") * (2 / m) ** 0.25
+        if kind != "attention":
+            U, V = gen.MAKERS[kind](rng, n, m // 2, "float32")
+        X = np.concatenate([U, V], axis=-1)
+        found = skew_cores(X.T @ X, real("float32", 1.0), None)
+        if not np.isfinite(found.bound):
+            continue
+        sharp = certificate.sharper_bound(found.C, X.T @ X)
+        assert sharp <= found.bound
+        settled = certificate.settled(found.bound, found.C, X.T @ X)
+        trusted = found.bound <= certificate.trusted_up_to(m, 2.0**-24)
+        assert settled == (found.bound if trusted else sharp)
+        doubtful += not trusted
+        R = np.linalg.qr(X.astype(float), mode="r")
+        C, G = found.C.astype(float), R.T @ R
+        defect = np.linalg.norm(R @ (C + C.T + C.T @ G @ C) @ R.T, 2)
+        assert defect <= sharp
+    assert doubtful or kind != "attention"
+
+
 def test_certificate_without_a_gram_matrix_is_that_of_the_identity():
     C = gen.normal(np.random.default_rng(14), (3, 4, 4), "complex128")
     given = np.broadcast_to(np.eye(4, dtype=complex), (3, 4, 4))

@@ -1,5 +1,6 @@
 """A sequence split over processes against the same sequence in one."""
 
+import copy
 import itertools
 import tempfile
 from pathlib import Path
@@ -11,6 +12,7 @@ split = pytest.importorskip("lowrank_expm.distributed")
 
 from torch import distributed, multiprocessing  # noqa: E402
 
+from lowrank_expm import nn  # noqa: E402
 from lowrank_expm.attention import orthogonal_attention  # noqa: E402
 
 UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
@@ -29,15 +31,49 @@ def case(name):
     if "parallel" in name:
         k = q + 1e-4 * k
         options["alpha"] = 3.0
+    if "range" in name:  # squares overflow and underflow, S does not
+        size = 1e25 if "single" in name else 1e200
+        q, k = size * q, k / size
+    if "few rows" in name:
+        q, k, v, w = (a[..., :7, :] for a in (q, k, v, w))
     return [a.requires_grad_() for a in (q, k, v)], w, options
 
 
-CASES = ("double", "single", "mask", "heads", "parallel single")
+ONE_REDUCTION = ("double", "single", "mask", "heads", "few rows single")
+BY_BASIS = ("parallel single", "parallel double", "parallel range double", "range single")
+CASES = (*ONE_REDUCTION, *BY_BASIS)
 
 
 def cuts(size):
     """Where the sequence is split: unevenly, and one process has nothing."""
     return {1: [0, 41], 2: [0, 17, 41], 4: [0, 3, 3, 30, 41]}[size]
+
+
+def modules():
+    """A layer and a block away from their symmetric start, and tokens with padding."""
+    torch.manual_seed(0)
+    layer = nn.OrthogonalSelfAttention(12, 3, alpha=0.3, dtype=torch.float64)
+    block = nn.OrthogonalTransformerBlock(12, 3, alpha=0.3, dtype=torch.float64)
+    for p in (*layer.parameters(), *block.parameters()):
+        p.data += 0.05 * torch.randn_like(p)
+    x, w = torch.randn(2, 2, 41, 12, dtype=torch.float64)
+    return {"layer": layer, "block": block}, x, w, torch.arange(41) > torch.tensor([[30], [41]])
+
+
+def trained(module, x, w, padding, rows):
+    """The result, the gradient of x and those of all parameters, for some rows."""
+    part = x[..., rows, :].requires_grad_()
+    y = module(part, padding[..., rows])
+    inputs = [part, *module.parameters()]
+    return [y.detach(), *torch.autograd.grad((y * w[..., rows, :]).sum(), inputs)]
+
+
+def with_group(module):
+    """A copy whose attention is split over the processes."""
+    for one in module.modules():
+        if isinstance(one, nn.OrthogonalSelfAttention):
+            one.process_group = distributed.group.WORLD
+    return copy.deepcopy(module)
 
 
 def on_rows(attend, arrays, w, options, rows):
@@ -69,6 +105,10 @@ def worker(rank, size, folder):
     for name in CASES:
         calls.clear()
         results[name] = on_rows(split.orthogonal_attention, *case(name), rows), list(calls)
+    made, x, w, padding = modules()
+    for name, module in made.items():
+        calls.clear()
+        results[name] = trained(with_group(module), x, w, padding, rows), list(calls)
     bad = [a.detach().clone() for a in case("double")[0]]
     bad[1][0, 0, 40, 0] = float("nan")
     try:
@@ -97,25 +137,52 @@ def test_is_the_whole_sequence_to_rounding(ranks, name):
     for i, expected in enumerate(whole):
         pieces = [part[i] for part in parts]
         joined = torch.cat(pieces, dim=-2) if i < 4 else sum(pieces)
-        atol = 1000 * UNIT[w.dtype] * max(1.0, rho) * (1 + float(expected.abs().max()))
+        size = float(expected.abs().max()) + ("range" not in name)
+        atol = 1000 * UNIT[w.dtype] * max(1.0, rho) * size
         torch.testing.assert_close(joined, expected, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("name", ["double", "single", "mask", "heads"])
+@pytest.mark.parametrize("name", ["layer", "block"])
+def test_modules_are_the_whole_sequence_and_sum_the_gradients_of_parameters(ranks, name):
+    made, x, w, padding = modules()
+    whole = trained(made[name], x, w, padding, slice(None))
+    parts = [rank[name][0] for rank in ranks]
+    for i, expected in enumerate(whole):
+        pieces = [part[i] for part in parts]
+        joined = torch.cat(pieces, dim=-2) if i < 2 else sum(pieces)
+        atol = 1000 * UNIT[x.dtype] * (1 + float(expected.norm()))
+        torch.testing.assert_close(joined, expected, rtol=0, atol=atol)
+    assert all(rank[name][1] == [(2, 3, 8, 12), (2, 3, 8, 4)] for rank in ranks)
+
+
+@pytest.mark.parametrize("name", ONE_REDUCTION)
 def test_one_reduction_forward_and_one_backward(ranks, name):
     """Of m × (m + e) and of m × e, whatever the length."""
     for rank in ranks:
         assert rank[name][1] == [(2, 3, 10, 15), (2, 3, 10, 5)]
 
 
-def test_single_precision_that_is_not_trusted_is_done_again_in_double(ranks):
+@pytest.mark.parametrize("name", BY_BASIS)
+def test_what_is_not_trusted_is_done_again_by_a_basis(ranks, name):
+    """Two more all-reduces: of the sizes of the columns, and of m × e."""
+    first, sizes, *others = [(2, 3, 10, 15), (2, 3, 1, 15), (2, 3, 10, 5), (2, 3, 10, 5)]
     for rank in ranks:
-        assert rank["parallel single"][1] == [(2, 3, 10, 15), (2, 3, 10, 15), (2, 3, 10, 5)]
+        assert rank[name][1] == [first, sizes, *others]
+
+
+def test_orthogonal_to_rounding_where_q_and_k_are_nearly_parallel(ranks):
+    """As in one process: 80 √m u."""
+    for name in BY_BASIS:
+        (*_, v), w, _ = case(name)
+        y = torch.cat([rank[name][0][0] for rank in ranks], dim=-2).double()
+        gram, expected = (a.mT @ a for a in (y, v.detach().double()))
+        atol = 80 * 10**0.5 * UNIT[w.dtype] * float(expected.norm())
+        torch.testing.assert_close(gram, expected, rtol=0, atol=atol)
 
 
 def test_all_processes_refuse_bad_numbers(ranks):
     for rank in ranks:
-        assert "contains NaN or infinity" in rank["error"]
+        assert "q, k or v contains NaN or infinity" in rank["error"]
 
 
 def test_the_cuts_cover_the_sequence():
@@ -123,3 +190,10 @@ def test_the_cuts_cover_the_sequence():
         assert cuts(size)[0] == 0
         assert cuts(size)[-1] == 41
         assert all(a <= b for a, b in itertools.pairwise(cuts(size)))
+
+
+def test_nothing_to_turn():
+    """Without columns or elements no process has to be asked."""
+    for shape in ((5, 0), (0, 5, 2)):
+        q, v = torch.ones(shape), torch.ones(*shape[:-1], 3)
+        assert torch.equal(split.orthogonal_attention(q, q, v), v)

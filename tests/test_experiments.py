@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from lowrank_expm.experiments import __main__ as command  # noqa: E402
-from lowrank_expm.experiments import data, measure, models, studies, training  # noqa: E402
+from lowrank_expm.experiments import data, measure, models, report, studies, training  # noqa: E402
 
 
 @pytest.mark.parametrize("study", ["rank", "conditioning"])
@@ -57,12 +57,15 @@ def test_orthogonality_study():
 
 
 @pytest.mark.parametrize("study", [studies.training, studies.alpha])
-def test_training_studies(study, monkeypatch):
+def test_training_studies(study, monkeypatch, tmp_path):
     digits = data.bundled()
     few = digits._replace(images=digits.images[:400], labels=digits.labels[:400])
     monkeypatch.setattr(studies, "bundled", lambda: few)
-    for row in study(plan()).rows:
+    result = study(plan())
+    for row in result.rows:
         assert 0 <= row["test accuracy"] <= 1
+    report.save(result, tmp_path, {})
+    assert (tmp_path / f"{result.name}.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_kinds_have_the_same_budget_and_skipless_ones_the_same_start():
@@ -109,20 +112,52 @@ def test_measure(kind):
     assert found["MiB"] >= 0
 
 
-@pytest.mark.parametrize("packed", [True, False])
-def test_mnist_files(packed, tmp_path):
+def mnist_like(folder, packed, count=6):
+    """A folder with four files as MNIST's, of random pixels."""
     rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (6, 28, 28), np.uint8)
-    labels = np.arange(6, dtype=np.uint8)
+    images = rng.integers(0, 256, (count, 28, 28), np.uint8)
+    labels = (np.arange(count) % 10).astype(np.uint8)
     for part in ("train", "t10k"):
         for name, a in (("images-idx3-ubyte", images), ("labels-idx1-ubyte", labels)):
             head = bytes([0, 0, 8, a.ndim]) + np.array(a.shape, ">i4").tobytes()
             raw = head + a.tobytes()
-            path = tmp_path / (f"{part}-{name}.gz" if packed else f"{part}-{name}")
+            path = folder / (f"{part}-{name}.gz" if packed else f"{part}-{name}")
             path.write_bytes(gzip.compress(raw) if packed else raw)
+    return labels
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_mnist_files(packed, tmp_path):
+    labels = mnist_like(tmp_path, packed)
     digits = data.mnist(tmp_path)
     assert digits.images.shape == (6, 28, 28)
     assert digits.labels.tolist() == labels.tolist()
     assert float(digits.images.mean()) == pytest.approx(0, abs=1e-6)
-    with pytest.raises(FileNotFoundError, match="has no file train-images"):
-        data.mnist(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_training_on_mnist_files(packed, tmp_path, capsys):
+    """The whole command: two depths of each kind, one seed, one epoch."""
+    mnist_like(tmp_path, packed, count=70)
+    out = tmp_path / "results"
+    options = ["--quick", "--epochs", "1", "--seeds", "1", "--threads", "1", "--out", str(out)]
+    before = torch.get_num_threads()
+    try:
+        assert command.main(["training", "--mnist", str(tmp_path), *options]) == 0
+    finally:
+        torch.set_num_threads(before)
+    found = json.loads((out / "training.json").read_text())
+    assert found["title"] in capsys.readouterr().out
+    assert found["settings"]["mnist"] == str(tmp_path)
+    assert {row["kind"] for row in found["rows"]} == set(models.KINDS)
+    # A linear map of 7 × 7 pixels to 32, and one place for each of 16 patches.
+    assert all(row["parameters"] > 49 * 32 + 16 * 32 for row in found["rows"])
+    assert all(np.isfinite(row["training loss"]) for row in found["rows"])
+    assert (out / "training.png").exists()
+
+
+def test_mnist_files_that_are_missing_or_damaged(tmp_path, capsys):
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(bytes([0, 0, 8, 3]) + bytes(10))
+    for folder, message in ((tmp_path, "is cut off"), (tmp_path / "no", "has no file train-im")):
+        assert command.main(["training", "--mnist", str(folder)]) == 2
+        assert message in capsys.readouterr().err.replace("\n", " ")

@@ -21,7 +21,7 @@ studies:
   rank           effective rank of the tokens against depth, 1 to 64
   conditioning   condition number of the Jacobian against depth, 1 to 32
   training       test accuracy on handwritten digits against depth, 2 to 12
-  alpha          what the first alpha and its learning rate trade
+  alpha          what the first alpha and its learning rate trade: conditioning against learning
 """
 EPILOG = """\
 examples:
@@ -42,10 +42,10 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("studies", nargs="*", metavar="STUDY", help="which ones; all by default")
-    made.add_argument("--quick", action="store_true", help="smaller sizes and fewer epochs")
+    made.add_argument("--quick", action="store_true", help="smaller sizes, at most three epochs")
     made.add_argument("--seeds", type=int, default=3, help="runs of each kind (default: 3)")
     made.add_argument("--out", type=Path, default=Path("experiments"), help="folder for results")
-    made.add_argument("--threads", type=int, help="threads for torch (default: its own choice)")
+    made.add_argument("--threads", type=int, help="threads to compute on (default: all)")
     made.add_argument("--epochs", type=int, default=20, help="passes over the images (default: 20)")
     made.add_argument(
         "--mnist", type=Path, metavar="FOLDER", help="train on MNIST's four files in this folder"
@@ -65,6 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{error.name} is missing; install it with: pip install torch scikit-learn matplotlib"
         )
     del matplotlib, sklearn
+    from threadpoolctl import threadpool_limits
+
+    from .._threads import set_threads
     from .studies import STUDIES
 
     unknown = [name for name in options.studies if name not in STUDIES]
@@ -72,8 +75,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(f"no study is called {unknown[0]}; there are {', '.join(STUDIES)}")
     if options.threads:
         torch.set_num_threads(options.threads)
-    for name in options.studies or STUDIES:
-        _run(STUDIES[name], name, options)
+        set_threads(options.threads)
+    with threadpool_limits(options.threads):
+        try:
+            for name in options.studies or STUDIES:
+                _run(STUDIES[name], name, options)
+        except OSError as error:
+            return _complain(str(error))
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 TEST_SHARE = 4
+BYTES = bytes([0, 0, 8])  # how an IDX file of unsigned bytes begins
 
 
 class Digits(NamedTuple):
@@ -60,8 +62,14 @@ def _idx(folder: Path, name: str) -> np.ndarray:
     for path in (folder / name, folder / f"{name}.gz", folder / name.replace("-idx", ".idx")):
         if path.exists():
             raw = path.read_bytes()
-            raw = gzip.decompress(raw) if path.suffix == ".gz" else raw
-            axes = raw[3]
-            shape = np.frombuffer(raw, ">i4", axes, 4)
-            return np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape)
+            return _unpacked(gzip.decompress(raw) if path.suffix == ".gz" else raw, path)
     raise FileNotFoundError(f"{folder} has no file {name} or {name}.gz")
+
+
+def _unpacked(raw: bytes, path: Path) -> np.ndarray:
+    """The array in a file: two zeros, the type, the number of axes, their lengths, the bytes."""
+    axes = raw[3] if raw[:3] == BYTES else 0
+    shape = np.frombuffer(raw[4 : 4 + 4 * axes].ljust(4 * axes, b"\0"), ">i4").tolist()
+    if not axes or len(raw) != 4 + 4 * axes + math.prod(shape):
+        raise OSError(f"{path} is not an IDX file of unsigned bytes, or is cut off")
+    return np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape)

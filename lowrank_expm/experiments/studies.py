@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +23,7 @@ from .report import Result, Rows, lines
 from .training import Recipe, accuracy, alphas, train
 
 Tick = Callable[[str], Any]
+Curves = dict[str, list[list[float]]]
 
 
 class Plan(NamedTuple):
@@ -35,6 +38,10 @@ class Plan(NamedTuple):
     def pick(self, quick: Any, full: Any) -> Any:
         """The quick value or the full one."""
         return quick if self.quick else full
+
+    def epochs(self, most: int) -> int:
+        """The passes over the images, of a quick study at most so many."""
+        return self.pick(min(most, self.recipe.epochs), self.recipe.epochs)
 
     def digits(self) -> Any:
         """The images to train on."""
@@ -69,7 +76,7 @@ def orthogonality(plan: Plan) -> Result:
                 }
             )
     title = f"‖AᵀA − I‖₂ of the attention matrices, in units of roundoff; 64 tokens, depth {depth}"
-    return Result("orthogonality", title, rows, draw=_draw_orthogonality)
+    return Result("orthogonality", title, rows, draw=draw_orthogonality)
 
 
 @torch.no_grad()
@@ -88,7 +95,8 @@ def _defects(model: Classifier, images: torch.Tensor, dtype: torch.dtype) -> Ite
     model.float()
 
 
-def _draw_orthogonality(figure: Any, rows: Rows) -> None:
+def draw_orthogonality(figure: Any, rows: Rows) -> None:
+    """Defects layer by layer, in single and double precision."""
     axes = figure.subplots()
     for dtype, colour in (("float32", "#0072B2"), ("float64", "#D55E00")):
         mine = [row for row in rows if row["dtype"] == dtype]
@@ -111,6 +119,8 @@ def _draw_orthogonality(figure: Any, rows: Rows) -> None:
 
 COST_KINDS = ("orthogonal", "softmax, fused", "softmax, by its definition")
 COST_COLOURS = dict(zip(COST_KINDS, ("#0072B2", "#D55E00", "#E69F00"), strict=True))
+# Torch, NumPy's BLAS and this library each read their own.
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "LOWRANK_EXPM_NUM_THREADS")
 
 
 def cost(plan: Plan) -> Result:
@@ -132,20 +142,22 @@ def cost(plan: Plan) -> Result:
         "memory is what a process needs beyond the same process without the passes",
         "a kind stops where its next size would take too long or more memory than there is",
     ]
-    return Result("cost", title, rows, notes, _draw_cost)
+    return Result("cost", title, rows, notes, draw_cost)
 
 
 def _measured(kind: str, n: int) -> dict[str, float | None]:
     """Measured in a process of its own, which has a peak memory of its own."""
     threads = str(torch.get_num_threads())
     command = [sys.executable, "-m", "lowrank_expm.experiments.measure", kind, str(n), threads]
-    done = subprocess.run(command, capture_output=True, text=True)
+    everywhere = dict.fromkeys(THREADS, threads)
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | everywhere)
     if done.returncode:
         return {"seconds": None, "CPU seconds": None, "MiB": None}
     return json.loads(done.stdout)
 
 
-def _draw_cost(figure: Any, rows: Rows) -> None:
+def draw_cost(figure: Any, rows: Rows) -> None:
+    """Time and memory against the number of tokens, all logarithmic."""
     for axes, y in zip(figure.subplots(1, 2), ("seconds", "MiB"), strict=True):
         lines(axes, rows, "n", y, "kind", COST_COLOURS)
         axes.set_xscale("log", base=2)
@@ -168,7 +180,7 @@ def rank(plan: Plan) -> Result:
             row = {"kind": kind, "depth": depth, "effective rank": statistics.mean(values)}
             rows.append({**row, "smallest": min(values), "largest": max(values)})
     title = f"effective rank of the tokens, {n} random tokens of width {width}, untrained"
-    return Result("rank", title, rows, [f"{plan.seeds} seeds"], _draw_rank)
+    return Result("rank", title, rows, [f"{plan.seeds} seeds"], draw_rank)
 
 
 @torch.no_grad()
@@ -190,7 +202,8 @@ def effective_rank(a: np.ndarray) -> float:
     return float(np.exp(-(p * np.log(np.where(p > 0, p, 1.0))).sum()))
 
 
-def _draw_rank(figure: Any, rows: Rows) -> None:
+def draw_rank(figure: Any, rows: Rows) -> None:
+    """Rank against depth."""
     axes = figure.subplots()
     lines(axes, rows, "depth", "effective rank", "kind", COLOURS)
     axes.set_xscale("log", base=2)
@@ -215,7 +228,7 @@ def conditioning(plan: Plan) -> Result:
             row = {"kind": kind, "depth": depth, "condition number": statistics.median(values)}
             rows.append({**row, "smallest": min(values), "largest": max(values)})
     title = f"Jacobian of stacks, {n} random tokens, width {width}, {heads} heads, median of seeds"
-    return Result("conditioning", title, rows, [f"{plan.seeds} seeds"], _draw_conditioning)
+    return Result("conditioning", title, rows, [f"{plan.seeds} seeds"], draw_conditioning)
 
 
 def condition(
@@ -244,7 +257,8 @@ def jacobian(layer: torch.nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, np.
     return y[0].detach(), J.reshape(size, size).numpy()
 
 
-def _draw_conditioning(figure: Any, rows: Rows) -> None:
+def draw_conditioning(figure: Any, rows: Rows) -> None:
+    """Condition number against depth."""
     axes = figure.subplots()
     lines(axes, rows, "depth", "condition number", "kind", COLOURS)
     axes.set_xscale("log", base=2)
@@ -257,7 +271,7 @@ def _draw_conditioning(figure: Any, rows: Rows) -> None:
 def training(plan: Plan) -> Result:
     """Test accuracy of the three kinds against depth."""
     digits, depths = plan.digits(), plan.pick((2, 4), (2, 4, 8, 12))
-    recipe = plan.recipe._replace(epochs=plan.pick(4, plan.recipe.epochs))
+    recipe = plan.recipe._replace(epochs=plan.epochs(3))
     rows, curves = [], {}
     for depth in depths:
         for kind in KINDS:
@@ -281,17 +295,29 @@ def training(plan: Plan) -> Result:
                 }
             )
     title = f"test accuracy, {recipe.epochs} epochs, {plan.seeds} seeds"
-    return Result("training", title, rows, [], _draw_training, {"curves": curves})
+    draw = partial(draw_training, curves)
+    return Result("training", title, rows, [], draw, {"curves": curves})
 
 
-def _draw_training(figure: Any, rows: Rows) -> None:
-    axes = figure.subplots()
-    lines(axes, rows, "depth", "test accuracy", "kind", COLOURS)
+def draw_training(curves: Curves, figure: Any, rows: Rows) -> None:
+    """Accuracy against depth, and against the epoch at the largest depth; shaded is the spread."""
+    deepest = max(row["depth"] for row in rows)
+    left, right = figure.subplots(1, 2, sharey=True)
+    lines(left, rows, "depth", "test accuracy", "kind", COLOURS)
     for kind in KINDS:
         mine = [row for row in rows if row["kind"] == kind]
         low, high = ([row[key] for row in mine] for key in ("lowest", "highest"))
-        depths = [row["depth"] for row in mine]
-        axes.fill_between(depths, low, high, color=COLOURS[kind], alpha=0.15)
+        left.fill_between(
+            [row["depth"] for row in mine], low, high, color=COLOURS[kind], alpha=0.15
+        )
+        runs = np.array(curves[f"{kind}, depth {deepest}"])
+        epochs = np.arange(1, runs.shape[1] + 1)
+        right.plot(epochs, runs.mean(axis=0), color=COLOURS[kind])
+        right.fill_between(
+            epochs, runs.min(axis=0), runs.max(axis=0), color=COLOURS[kind], alpha=0.15
+        )
+    right.set(xlabel=f"epoch, at depth {deepest}")
+    right.grid(alpha=0.3)
 
 
 # -------------------------------------------------------------------------- (f) alpha
@@ -300,7 +326,7 @@ def _draw_training(figure: Any, rows: Rows) -> None:
 def alpha(plan: Plan) -> Result:
     """What the first alpha and its learning rate trade: conditioning against learning."""
     depth, digits = plan.pick(4, 10), plan.digits()
-    epochs = plan.pick(3, 10)
+    epochs = plan.epochs(3)
     rows: Rows = []
     for first in plan.pick((0.03, 0.3), (0.01, 0.03, 0.1, 0.3, 1.0)):
         for rate in plan.pick((10.0,), (1.0, 10.0)):
@@ -323,7 +349,19 @@ def alpha(plan: Plan) -> Result:
                 }
             )
     title = f"the first alpha of orthogonal attention, depth {depth}, {epochs} epochs"
-    return Result("alpha", title, rows, [f"{plan.seeds} seeds"])
+    return Result("alpha", title, rows, [f"{plan.seeds} seeds"], draw_alpha)
+
+
+def draw_alpha(figure: Any, rows: Rows) -> None:
+    """Conditioning beside learning, against the first alpha."""
+    left, right = figure.subplots(1, 2)
+    once = [row for row in rows if row["alpha's rate"] == rows[0]["alpha's rate"]]
+    lines(left, once, "alpha·√depth", "condition at first", "alpha's rate", {})
+    left.set(xscale="log", yscale="log")
+    left.get_legend().remove()
+    lines(right, rows, "alpha·√depth", "test accuracy", "alpha's rate", {})
+    right.set(xscale="log")
+    right.get_legend().set_title("alpha's rate over that of weights")
 
 
 def _mean(values: Any) -> float:

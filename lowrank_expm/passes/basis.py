@@ -10,6 +10,7 @@ rounding level is lifted to it, which is all that rank-deficient X needs.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -134,6 +135,10 @@ def cholesky(G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     d = np.sqrt(np.diagonal(G, axis1=-2, axis2=-1).real)
     d = np.where(d > 0, d, 1)
     A = G / d[..., :, None] / d[..., None, :]
+    R = _plain_cholesky(A)
+    if R is not None:
+        pivots = np.diagonal(R, axis1=-2, axis2=-1).real
+        return R * d[..., None, :], pivots.min(axis=-1, initial=1) ** 2
     R = np.zeros_like(A)
     smallest = np.ones(G.shape[:-2])
     for j in range(m):
@@ -147,6 +152,17 @@ def cholesky(G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         R[..., j, :] = row
         A = A - row[..., :, None].conj() * row[..., None, :]
     return R * d[..., None, :], smallest
+
+
+def _plain_cholesky(A: np.ndarray) -> np.ndarray | None:
+    """Upper factors by LAPACK, or None where a pivot is near rounding level."""
+    m, eps = A.shape[-1], float(np.finfo(A.dtype).eps)
+    try:
+        R = np.conj(np.matrix_transpose(np.linalg.cholesky(A)))
+    except np.linalg.LinAlgError:
+        return None
+    pivots = np.diagonal(R, axis1=-2, axis2=-1).real
+    return R if (pivots > SAFE_PIVOT * math.sqrt(m * eps)).all() else None
 
 
 def _householder(frame: Frame, dtype: np.dtype) -> np.ndarray:
