@@ -344,12 +344,22 @@ def _curves(zt, S, rows, lanes, b, out):
             _row_onto(zt, g, S, q, count, b, out, q)
 
 
+@inner
+def _update(U, V, zt, B, lo, hi, out):
+    """out = B + [U V] ztᵀ in rows of whole vectors, for as many of them as a vector has lanes."""
+    for q in range(lo, hi, VECTOR_BYTES // U.itemsize):
+        for c in range(zt.shape[0]):
+            _dots_onto(U, V, q, zt, c, B, out)
+
+
 @jit
 def update_tasks(first, last, blocks, size, adds, U, V, scale, factors, Z, B, out):
     """out[g] = B + F Z[g] (F Z[g] unless adds) over the rows of each task, for each g of a grid."""
     n, m, grid, k = U.shape[1], U.shape[2] + V.shape[2], Z.shape[0], Z.shape[3]
     lanes = VECTOR_BYTES // U.itemsize
     few, many = k < FEW, grid > 1 and k < FEW
+    plain = scale.shape[0] == 0 == factors.shape[0] and adds
+    direct = plain and few and not many and U.shape[2] % lanes == 0 == V.shape[2] % lanes
     panel = LONG if grid > 1 or factors.shape[0] > 0 else _panel_rows(U, V)
     columns = grid * k
     P, S = _panel(panel, m, lanes, U), _panel(m, panel, lanes, U)
@@ -361,8 +371,14 @@ def update_tasks(first, last, blocks, size, adds, U, V, scale, factors, Z, B, ou
         e, start = task // blocks, (task % blocks) * size
         b = B[min(e, B.shape[0] - 1)]
         _side_by_side(Z, e, z, zt)
-        for lo in range(start, min(start + size, n), panel):
-            rows = min(panel, min(start + size, n) - lo)
+        end = min(start + size, n)
+        if direct:
+            u, v = U[min(e, U.shape[0] - 1)], V[min(e, V.shape[0] - 1)]
+            whole = end - (end - start) % lanes
+            _update(u, v, zt, b, start, whole, out[0, e])
+            start = whole
+        for lo in range(start, end, panel):
+            rows = min(panel, end - lo)
             done = 0
             if many:
                 _frame_columns(U, V, scale, factors, e, lo, rows, S)
