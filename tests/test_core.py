@@ -33,7 +33,7 @@ THRESHOLDS = [
     for i, (order, theta) in enumerate(zip(orders, thetas, strict=True))
 ]
 # The threshold that half of the last one falls below.
-HALF_OF_THE_LAST = {"float32": 3, "float64": 5}
+HALF_OF_THE_LAST = {"float32": 4, "float64": 6}
 FORMS = ("J", "W", "W and G")
 
 
@@ -236,7 +236,7 @@ def planes(m, precision):
 @pytest.mark.parametrize("precision", PADE)
 @pytest.mark.parametrize("m", [2, 4, 6, 12, 14, 32, 34])
 def test_selected_scheme_on_both_sides_of_its_thresholds(m, precision, form):
-    taylor_ends, (order,), (pade_ends,) = TABLES[precision][1][-1], *PADE[precision]
+    taylor_ends, (order,), (pade_ends,) = TABLES[precision][1][-2], *PADE[precision]
     wide = {"float64": 32, "float32": 12}[precision]
 
     def chosen(size):
@@ -290,7 +290,7 @@ def test_cores_take_the_branch_that_their_angle_selects(precision, i, order, the
     W = np.array([[0.0, 1.0], [-1.0, 0.0]], precision)
     found = twin(None, real(precision, theta * factor), W)
     scheme = TABLES[precision]
-    if twin is skew_cores and theta * factor > scheme[1][-1]:
+    if twin is skew_cores and theta * factor > selection.pade_sizes(2, EPS[precision])[0]:
         scheme = PADE[precision]
     assert (found.order, found.squarings) == selection.select(theta * factor, *scheme)
 
@@ -312,18 +312,23 @@ def test_a_basis_with_a_large_norm_is_not_overscaled():
 @pytest.mark.parametrize(("precision", "i", "order", "theta"), THRESHOLDS)
 @pytest.mark.parametrize("twin", [skew_cores, generic_core], ids=["compiled", "array API"])
 def test_each_order_is_accurate_up_to_its_threshold(precision, i, order, theta, twin):
-    """Two planes, the larger angle just below θ, so that the order is known."""
+    """Two planes, the larger angle just below θ, so that the order is known.
+
+    Others rest: with all of them the matrix is too large for the Padé approximant.
+    """
     u = EPS[precision] / 2
-    A = np.zeros((4, 4), precision)
+    wide = np.zeros((34, 34), precision)
+    A = wide[:4, :4]
     A[[0, 1], [2, 3]] = [0.9999 * theta, 0.3 * theta]
-    A -= A.T
-    found = twin(None, real(precision, 1.0), A)
+    A -= A.T.copy()
+    found = twin(None, real(precision, 1.0), wide)
     assert (found.order, found.squarings) == (order, 0)
+    assert np.abs(found.C[4:]).max() == np.abs(found.C[:, 4:]).max() == 0
     with mpmath.workdps(60):
         E = mpmath.expm(mpmath.matrix(A.astype(float).tolist())) - mpmath.eye(4)
         exact = [[E[i, j] for j in range(4)] for i in range(4)]
-    # |φ₁| ≤ 1 on the imaginary axis and V − U is well-conditioned there: a few roundings.
-    assert mp_distance(found.C, exact) <= 20 * u
+    # |φ₁| ≤ 1 on the imaginary axis, and the terms that cancel grow to θᵏ/k! ≤ 8: a few roundings.
+    assert mp_distance(found.C[:4, :4], exact) <= 20 * u
     general = core.general(A, real(precision, 1.0))
     assert (general.order, general.squarings) == (order, 0)
     assert mp_distance(general.C, mp_phi1(A)) <= 20 * u
@@ -339,7 +344,7 @@ def test_the_pade_approximant_is_accurate_up_to_its_threshold(m, dtype, form):
     theta = PADE[precision][1][0]
     G, W = operands(rng, m, dtype, form)
     A = (planes(m, dtype) if W is None else W) @ (np.eye(m) if G is None else G)
-    for size in np.linspace(TABLES[precision][1][-1], theta, 3)[1:]:
+    for size in np.linspace(TABLES[precision][1][-2], theta, 3)[1:]:
         t = real(dtype, 0.9999 * size / math.sqrt(np.linalg.norm(A @ A, 1)))
         found = skew_cores(G, t, W)
         assert (found.order, found.squarings) == (PADE[precision][0][0], 0)
@@ -559,7 +564,9 @@ def _form(form, G, W):
         # Without a Gram matrix, of W = J, and with both: polynomial, doublings, polish, bound.
         (9, 0, (4, 4 + 1, 4 + 1 + 2)),
         (16, 0, (6, 6 + 1, 6 + 1 + 2)),
-        (25, 1, (8 + 1 + 2, 8 + 2 + 4 + 1, 8 + 2 + 4 + 1 + 2)),
+        (20, 0, (7, 7 + 1, 7 + 1 + 2)),
+        (30, 1, (9 + 1, 9 + 2 + 1, 9 + 2 + 1 + 2)),
+        (25, 2, (8 + 2 + 2, 8 + 4 + 4 + 1, 8 + 4 + 4 + 1 + 2)),
         (25, 8, (8 + 8 + 2, 8 + 16 + 4 + 1, 8 + 16 + 4 + 1 + 2)),
         (25, 9, (8 + 9 + 4, 8 + 18 + 8 + 1, 8 + 18 + 8 + 1 + 2)),
     ],

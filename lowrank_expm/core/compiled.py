@@ -19,7 +19,7 @@ from .._numba import inner, jit
 from .._threads import quiet_blas, share
 from .certificate import DEFECT_FACTOR, MEANINGFUL
 from .compiled_loops import add_block, identity, mm, one_norm, scaled
-from .exponential import DOUBLINGS_PER_POLISH, SAFE_EXPONENT, Core
+from .exponential import DOUBLINGS_PER_POLISH, SAFE_EXPONENT, UNPOLISHED, Core
 from .pade import approximant, order_of, pade_scale_down, parts
 from .selection import PLAIN, pade_sizes, pade_table, select, table
 from .taylor import COEFFICIENTS, width
@@ -242,15 +242,15 @@ def _phi1(start, tables, w, flat, sums, chosen):
 
     ‖A²‖^½ selects: the powers that decide about scaling are not the same for the two schemes.
     """
-    c, orders, thetas, theta, largest = tables
+    c, orders, thetas, theta, (smallest, largest) = tables
     norm, h = square(w, flat, sums)
     if h < 0:
         chosen[:] = -1
         return 0, -1
     size = norm
-    if norm > thetas[-1]:
+    if norm > smallest:
         size = 2.0**h * math.sqrt(one_norm(w[2], sums))
-    by_pade = thetas[-1] < size <= largest
+    by_pade = smallest < size <= largest
     if by_pade:
         order, squarings = pade_scale_down(norm, h, w, flat, order_of(c), theta, sums)
         slot = approximant(order, c, start, w, flat)
@@ -263,7 +263,7 @@ def _phi1(start, tables, w, flat, sums, chosen):
 
 @jit
 def skew_batch(
-    first, last, G, gram, W, use_j, t, eps, c, orders, thetas, theta, largest, C, chosen, bound
+    first, last, G, gram, W, use_j, t, eps, c, orders, thetas, theta, sizes, C, chosen, bound
 ):
     """Cores first..last of a batch; a grid of t runs over the batch of G again and again."""
     m = C.shape[1]
@@ -272,7 +272,7 @@ def skew_batch(
     scale, sums = np.ones(m, t.dtype), np.empty(m, t.dtype)
     identity(w[0])
     Gs, tW = w[8], w[9]
-    tables = c, orders, thetas, theta, largest
+    tables = c, orders, thetas, theta, sizes
     for e in range(first, last):
         g, Ce = e % G.shape[0], C[e]
         if use_j:
@@ -284,9 +284,10 @@ def skew_batch(
         if squarings < 0:
             continue
         _times_w(w[slot], 0.5**squarings, t[e], gram, use_j, tW, Ce)
-        for s in range(squarings):
+        polishes = squarings > UNPOLISHED or chosen[e, 1]
+        for s in range(1, squarings + 1):
             double(Ce, Gs, gram, w[1], w[2])
-            if (s + 1) % DOUBLINGS_PER_POLISH == 0 or s + 1 == squarings:
+            if s % DOUBLINGS_PER_POLISH == 0 or (s == squarings and polishes):
                 polish(Ce, Gs, gram, w[1:4])
         bound[e] = _defect_bound(Ce, Gs, gram, eps, w[1:4], sums)
         if use_j:
@@ -316,7 +317,7 @@ def skew_cores(G: Array | None, t: np.ndarray, W: Array | None) -> Core:
 def _schemes(m: int, char: str) -> tuple[Any, ...]:
     """The tables for matrices with m columns, with Padé's threshold and the sizes it serves."""
     eps = TABLES[char][0]
-    return *TABLES[char], pade_table(eps)[1][0], pade_sizes(m, eps)[1]
+    return *TABLES[char], pade_table(eps)[1][0], pade_sizes(m, eps)
 
 
 def worst(chosen: np.ndarray) -> tuple[int, int]:

@@ -35,7 +35,7 @@ COEFFICIENTS: dict[int, tuple[float, ...]] = {
 }
 
 
-# Where those of V begin, which P's follow, in the array that has Taylor's first.
+# Where those of V begin, which P's follow, in the array that begins with Taylor's.
 FIRST = len(taylor.COEFFICIENTS)
 
 

@@ -5,13 +5,13 @@ the unit roundoff u: it is the exponential of A + ΔA with ‖ΔA‖ ≤ u‖A�
 doi:10.1137/100788860, equation 3.6). Both the array-API core and its compiled twin call `select`,
 so they cannot disagree about it. The degrees are those that Paterson and Stockmeyer's scheme
 reaches with the same number of products as smaller ones; beyond the last of each precision a
-doubling is cheaper and loses no digits, where terms of size e^θ would cancel.
+doubling costs as much as the next one and loses fewer digits, where terms of size e^θ cancel.
 
 The diagonal Padé approximant reaches further (Higham 2005, doi:10.1137/04061101X) but needs a
 solve. The compiled core takes it for the sizes that `pade_sizes` gives: measured, not proved.
 """
 
-ORDERS_64 = (4, 6, 9, 12, 16, 20, 25)
+ORDERS_64 = (4, 6, 9, 12, 16, 20, 25, 30)
 THETAS_64 = (
     3.397168839976961e-4,
     9.065656407595101e-3,
@@ -20,14 +20,16 @@ THETAS_64 = (
     7.8028742566265743e-1,
     1.4382525968043369e0,
     2.4285825244428264e0,
+    3.5396663487436895e0,
 )
-ORDERS_32 = (4, 6, 9, 12, 16)
+ORDERS_32 = (4, 6, 9, 12, 16, 20)
 THETAS_32 = (
     5.1166193634450862e-2,
     2.4952893228466977e-1,
     7.7951133743580307e-1,
     1.4616615072090336e0,
     2.4782808775219714e0,
+    3.5509262147064953e0,
 )
 
 # Up to the third order no power beyond A³ is needed, so there the plain norm decides.
@@ -57,9 +59,9 @@ def pade_table(eps: float) -> tuple[tuple[int, ...], tuple[float, ...]]:
 def pade_sizes(m: int, eps: float) -> tuple[float, float]:
     """Above which size of an m × m matrix the Padé approximant is taken, and up to which.
 
-    Below the first the polynomial needs no doubling; up to the second the approximant needs none.
+    Below the first the polynomial is cheaper; up to the second the approximant needs no doubling.
     """
-    low = table(eps)[1][-1]
+    low = table(eps)[1][-2]
     if m <= NARROW:
         return low, float("inf")
     wide = WIDE_64 if eps < 1e-10 else WIDE_32

@@ -12,13 +12,13 @@ import math
 from .._array import Array, device, eye, namespace
 
 # Of φ₁, as many as the highest order needs.
-COEFFICIENTS = tuple(1.0 / math.factorial(i + 1) for i in range(25))
+COEFFICIENTS = tuple(1.0 / math.factorial(i + 1) for i in range(30))
 
 
 def width(order):  # type: ignore[no-untyped-def]
-    """The number k of powers for `order` terms: the root of the order, rounded up."""
+    """The number k of powers for `order` terms: the root of the order, rounded up, at most five."""
     k = 1
-    while k * k < order:
+    while k * k < order and k < 5:  # order 30 takes as many products with five as with six
         k += 1
     return k
 
