@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._array import namespace
+from ._array import library, namespace
 from .skew import skew_expm_multiply
 
 __all__ = [
@@ -192,14 +192,17 @@ def _broadcast(what: str, *batches: tuple[int, ...]) -> tuple[int, ...]:
 
 def _factor(alpha: Any, scale: float | None, q: Any) -> Any:
     """alpha·scale: a number or an array over the leading axes."""
-    d = q.shape[-1]
-    scale = 1 / math.sqrt(max(1, d)) if scale is None else scale
+    scale = 1 / math.sqrt(max(1, q.shape[-1])) if scale is None else scale
+    if not isinstance(scale, int | float) and getattr(scale, "shape", None) != ():
+        raise TypeError(f"scale is a {type(scale).__name__}; pass a number")
     if not isinstance(alpha, int | float | complex) and not hasattr(alpha, "shape"):
         raise TypeError(f"alpha is a {type(alpha).__name__}; pass a number or an array")
     shape = tuple(getattr(alpha, "shape", ()))
+    if shape:
+        _same_library("alpha", alpha, q)
     if isinstance(alpha, complex) or "complex" in str(getattr(alpha, "dtype", "")):
         raise TypeError("alpha is complex, so the result would not be orthogonal; pass a real one")
-    if isinstance(alpha, int | float) and not math.isfinite(alpha * scale):
+    if not all(math.isfinite(x) for x in (alpha, scale) if isinstance(x, int | float)):
         raise ValueError(f"alpha is {alpha} and scale is {scale}; both must be finite")
     _broadcast(f"alpha of shape {shape} and q of shape {tuple(q.shape)}", shape, q.shape[:-2])
     return alpha * scale
@@ -212,12 +215,22 @@ def _keep(mask: Any, q: Any, k: Any, v: Any) -> Any:
         raise TypeError(
             f"mask is of type {dtype}; it must be boolean, True where a token takes part"
         )
+    _same_library("mask", mask, q)
     shape, n = tuple(mask.shape), q.shape[-2]
     if not shape or shape[-1] != n:
         raise ValueError(f"mask has shape {shape}; with n = {n} tokens it must be (…, {n})")
     batches = (tuple(a.shape[:-2]) for a in (q, k, v))
     _broadcast(f"mask of shape {shape} and q, k and v", shape[:-1], *batches)
     return mask[..., None]
+
+
+def _same_library(name: str, a: Any, q: Any) -> None:
+    """Refuse an array that is not of q's library."""
+    if library(a) != library(q):
+        raise TypeError(
+            f"{name} is a {type(a).__module__}.{type(a).__name__} and q is a "
+            f"{type(q).__module__}.{type(q).__name__}; pass arrays of one library"
+        )
 
 
 def _kept(keep: Any, a: Any) -> Any:

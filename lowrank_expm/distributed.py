@@ -96,16 +96,22 @@ def orthogonal_attention(
     ...     distributed.destroy_process_group()
     torch.Size([8, 100, 4])
     """
+    for name, a in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(a, torch.Tensor):
+            raise TypeError(f"{name} is a {type(a).__name__}; pass a torch tensor")
     return _attend(partial(_multiply, group), q, k, v, alpha, scale, mask)
 
 
+@torch.compiler.disable  # it communicates, and decides by what it hears
 def _multiply(
     group: Any, U: torch.Tensor, V: torch.Tensor, B: torch.Tensor, t: Any
 ) -> torch.Tensor:
     """exp(t(U Vᴴ − V Uᴴ)) B on rows that are split between processes."""
     batch = torch.broadcast_shapes(U.shape[:-2], V.shape[:-2], B.shape[:-2])
     dtype = torch.promote_types(torch.promote_types(U.dtype, V.dtype), B.dtype)
-    work = dtype if dtype in (torch.float64, torch.complex128) else torch.float32
+    if not (dtype.is_floating_point or dtype.is_complex):
+        dtype = torch.get_default_dtype()
+    work = torch.promote_types(dtype, torch.float32)
     U, V, B = (a.to(work).expand(*batch, -1, -1) for a in (t * U, V, B))
     if not (U.shape[-1] and math.prod(batch)):
         return B.to(dtype)
@@ -180,7 +186,7 @@ def _scales(a: Arguments, group: Any) -> tuple[torch.Tensor, torch.Tensor]:
     sizes = torch.cat(parts, dim=-1).nan_to_num(nan=torch.inf, posinf=torch.inf)
     distributed.all_reduce(sizes, op=distributed.ReduceOp.MAX, group=group)
     if not torch.isfinite(sizes).all():
-        raise ValueError("U, V or B contains NaN or infinity; all entries must be finite")
+        raise ValueError("U, V, B or t contains NaN or infinity; all entries must be finite")
     r = a.U.shape[-1]
     return scale_of(sizes[..., :r], sizes[..., r : 2 * r])
 

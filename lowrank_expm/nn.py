@@ -136,6 +136,8 @@ class OrthogonalSelfAttention(nn.Module):
         -------
         None
         """
+        if not _has_values(self.in_proj_weight):
+            return
         weights = orthogonal_initialization(self.embed_dim, self.num_heads, rng=_generator())
         _fill(self.in_proj_weight, weights.in_proj_weight)
         _fill(self.out_proj.weight, weights.out_proj_weight)
@@ -159,9 +161,14 @@ class OrthogonalSelfAttention(nn.Module):
         Returns
         -------
         Tensor, (…, n, embed_dim)
+
+        Raises
+        ------
+        TypeError
+            For a mask that is not boolean.
         """
         qkv = self._project(x)
-        mask = None if key_padding_mask is None else ~key_padding_mask[..., None, :]
+        mask = None if key_padding_mask is None else _kept(key_padding_mask)
         return self.out_proj(self.mix(qkv, mask).transpose(-3, -2).flatten(-2))
 
     def mix(self, qkv: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -298,6 +305,8 @@ class OrthogonalTransformerBlock(nn.Module):
     @torch.no_grad()
     def _reset_mlp(self) -> None:
         """The MLP as an orthogonal map."""
+        if not _has_values(self.linear1.weight):
+            return
         rng, (width, embed_dim) = _generator(), self.linear1.weight.shape
         W, _ = np.linalg.qr(rng.standard_normal((width // 2, embed_dim)))
         turn, _ = np.linalg.qr(rng.standard_normal((embed_dim, embed_dim)))
@@ -369,11 +378,26 @@ def parameter_groups(
     return groups
 
 
+def _kept(key_padding_mask: torch.Tensor) -> torch.Tensor:
+    """Which tokens take part, for all heads."""
+    if key_padding_mask.dtype != torch.bool:
+        raise TypeError(
+            f"key_padding_mask is of type {key_padding_mask.dtype}; it must be boolean, True for "
+            "padding: attention that is orthogonal has no scores to which a number could be added"
+        )
+    return ~key_padding_mask[..., None, :]
+
+
 def _full_precision(device_type: str) -> AbstractContextManager[Any]:
     """Autocast off, where the device knows it."""
     if torch.amp.is_autocast_available(device_type):
         return torch.autocast(device_type, enabled=False)
     return nullcontext()
+
+
+def _has_values(parameter: torch.Tensor) -> bool:
+    """Whether a parameter has memory: not on the meta device, and no fake of a compiler."""
+    return not (parameter.is_meta or isinstance(parameter, torch._subclasses.FakeTensor))
 
 
 def _generator() -> np.random.Generator:

@@ -250,6 +250,31 @@ def test_alpha_that_does_not_fit(alpha, error, message):
 
 
 @pytest.mark.parametrize(
+    ("scale", "error", "message"),
+    [
+        ("half", TypeError, "scale is a str"),
+        (np.ones(2), TypeError, "scale is a ndarray"),
+        (np.nan, ValueError, "scale is nan"),
+    ],
+)
+@pytest.mark.parametrize("alpha", [1.0, np.ones(3)], ids=["number", "array"])
+def test_scale_that_does_not_fit(alpha, scale, error, message):
+    with pytest.raises(error, match=message):
+        orthogonal_attention(*tokens(3, 9, 2), alpha=alpha, scale=scale)
+
+
+@pytest.mark.parametrize("name", ["alpha", "mask"])
+def test_arrays_of_two_libraries(name):
+    torch = pytest.importorskip("torch")
+    given = torch.ones(9, dtype=torch.bool) if name == "mask" else torch.ones(3)
+    with pytest.raises(TypeError, match=f"{name} is a torch.Tensor and q is a numpy.ndarray"):
+        orthogonal_attention(*tokens(3, 9, 2), **{name: given})
+    q, k, v = map(torch.asarray, tokens(3, 9, 2))
+    with pytest.raises(TypeError, match=f"{name} is a numpy.ndarray and q is a torch.Tensor"):
+        orthogonal_attention(q, k, v, **{name: given.numpy()})
+
+
+@pytest.mark.parametrize(
     ("mask", "error", "message"),
     [
         (np.ones(9), TypeError, "must be boolean"),

@@ -182,7 +182,7 @@ def test_orthogonal_to_rounding_where_q_and_k_are_nearly_parallel(ranks):
 
 def test_all_processes_refuse_bad_numbers(ranks):
     for rank in ranks:
-        assert "q, k or v contains NaN or infinity" in rank["error"]
+        assert "q, k, v or alpha contains NaN or infinity" in rank["error"]
 
 
 def test_the_cuts_cover_the_sequence():
@@ -190,6 +190,57 @@ def test_the_cuts_cover_the_sequence():
         assert cuts(size)[0] == 0
         assert cuts(size)[-1] == 41
         assert all(a <= b for a, b in itertools.pairwise(cuts(size)))
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A group of this process alone."""
+    where = f"file://{tmp_path}/meeting"
+    distributed.init_process_group("gloo", init_method=where, rank=0, world_size=1)
+    yield distributed.group.WORLD
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("size", [1.0, 1e160])
+def test_gradients_by_either_route(alone, size):
+    arrays = [torch.randn(2, 9, 2, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+
+    def function(q, k, v):
+        return split.orthogonal_attention(size * q, k / size, v, alpha=0.3)
+
+    assert torch.autograd.gradcheck(function, arrays)
+
+
+def test_dtypes_are_those_of_one_process(alone):
+    for dtype in (torch.int64, torch.float16, torch.bfloat16, torch.float64, torch.complex64):
+        q, k, v = (torch.arange(24).reshape(12, 2).to(dtype) + i for i in range(3))
+        found = split.orthogonal_attention(q, k, v, alpha=1e-3)
+        expected = orthogonal_attention(q, k, v, alpha=1e-3)
+        assert found.dtype == expected.dtype
+        unit = max(1e-5, torch.finfo(expected.dtype).eps)
+        torch.testing.assert_close(found, expected, rtol=0, atol=36 * unit)
+    assert split.orthogonal_attention(q.real, k.real, v).dtype == torch.complex64
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's, where graphs end
+def test_compiled_blocks_communicate_outside_of_the_graph(alone):
+    block = nn.OrthogonalTransformerBlock(12, 3, process_group=alone)
+    x = torch.randn(2, 20, 12)
+    expected = block(x)
+    found = torch.compile(block, backend="aot_eager")(x)
+    torch.testing.assert_close(found, expected)
+    found.sum().backward()
+    assert block.attention.alpha.grad.any()
+
+
+def test_arguments_that_do_not_fit(alone):
+    q = torch.ones(5, 2, dtype=torch.float64)
+    with pytest.raises(TypeError, match="q is a ndarray; pass a torch tensor"):
+        split.orthogonal_attention(q.numpy(), q, q)
+    with pytest.raises(ValueError, match=r"q, k, v or alpha contains NaN"):
+        split.orthogonal_attention(q, q, q, alpha=torch.tensor(float("inf")))
+    with pytest.raises(ValueError, match="the result overflows"):
+        split.orthogonal_attention(1e200 * q, 1e200 * q.cumsum(0), q)
 
 
 def test_nothing_to_turn():

@@ -187,6 +187,67 @@ def test_made_without_memory_and_filled_later(how):
     close(block(x).norm(), x.norm(), 1e-4 * float(x.norm()))
 
 
+def test_made_without_memory_takes_no_time_for_weights(monkeypatch):
+    monkeypatch.setattr(nn, "orthogonal_initialization", None)
+    monkeypatch.setattr(nn, "_generator", None)
+    nn.OrthogonalTransformerBlock(12, 3, device="meta")
+    with torch._subclasses.fake_tensor.FakeTensorMode():
+        block = nn.OrthogonalTransformerBlock(12, 3)
+        y = block(torch.randn(2, 30, 12))
+        y.sum().backward()
+    assert y.shape == (2, 30, 12)
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 12), (2, 0, 12), (2, 1, 12)], ids=str)
+def test_few_tokens_or_none(shape):
+    block = nn.OrthogonalTransformerBlock(12, 3)
+    x = torch.randn(shape, requires_grad=True)
+    y = block(x)
+    y.sum().backward()
+    assert y.shape == x.grad.shape == shape
+
+
+# torch uses what it has deprecated when it compiles.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("masked", [False, True])
+def test_compiled_in_one_graph(masked):
+    block, x = nn.OrthogonalTransformerBlock(12, 3, alpha=0.3), tokens(2, 20, 12)
+    padding = torch.arange(20) >= torch.tensor([[13], [20]]) if masked else None
+    compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
+    close(compiled(x, padding), block(x, padding), 1e-5)
+    inputs, weight = tuple(block.parameters()), tokens(2, 20, 12, seed=1)
+    found, expected = (
+        torch.autograd.grad((f(x, padding) * weight).sum(), inputs) for f in (compiled, block)
+    )
+    for a, b in zip(found, expected, strict=True):
+        close(a, b, 1e-4 * (1 + float(b.norm())))
+
+
+def test_checkpointing_recomputes_the_same():
+    from torch.utils.checkpoint import checkpoint
+
+    block, x = nn.OrthogonalTransformerBlock(12, 3), tokens(2, 20, 12).requires_grad_()
+    found, expected = (
+        torch.autograd.grad(y.square().sum(), tuple(block.parameters()))
+        for y in (checkpoint(block, x, use_reentrant=False), block(x))
+    )
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_masks_that_are_not_boolean(dtype):
+    with pytest.raises(TypeError, match="key_padding_mask is of type"):
+        attention()(tokens(2, 9, 12), torch.zeros(2, 9, dtype=dtype))
+
+
+def test_padding_alone_is_projected_only():
+    layer, x = attention(), tokens(2, 9, 12)
+    v = layer._project(x)[..., 8:]
+    expected = layer.out_proj(v.transpose(-3, -2).flatten(-2))
+    close(layer(x, torch.ones(2, 9, dtype=torch.bool)), expected, 1e-6)
+
+
 def test_double_precision_and_back():
     layer = attention().double()
     x = tokens(30, 12, dtype=torch.float64)

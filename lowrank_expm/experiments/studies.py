@@ -302,7 +302,7 @@ def training(plan: Plan) -> Result:
 def draw_training(curves: Curves, figure: Any, rows: Rows) -> None:
     """Accuracy against depth, and against the epoch at the largest depth; shaded is the spread."""
     deepest = max(row["depth"] for row in rows)
-    left, right = figure.subplots(1, 2, sharey=True)
+    left, right = figure.subplots(1, 2)
     lines(left, rows, "depth", "test accuracy", "kind", COLOURS)
     for kind in KINDS:
         mine = [row for row in rows if row["kind"] == kind]
@@ -316,7 +316,7 @@ def draw_training(curves: Curves, figure: Any, rows: Rows) -> None:
         right.fill_between(
             epochs, runs.min(axis=0), runs.max(axis=0), color=COLOURS[kind], alpha=0.15
         )
-    right.set(xlabel=f"epoch, at depth {deepest}")
+    right.set(xlabel=f"epoch, at depth {deepest}", ylabel="test accuracy")
     right.grid(alpha=0.3)
 
 
@@ -359,9 +359,13 @@ def draw_alpha(figure: Any, rows: Rows) -> None:
     lines(left, once, "alpha·√depth", "condition at first", "alpha's rate", {})
     left.set(xscale="log", yscale="log")
     left.get_legend().remove()
-    lines(right, rows, "alpha·√depth", "test accuracy", "alpha's rate", {})
+    ends = []
+    for key, when in (("accuracy after a quarter", "after a quarter"), ("test accuracy", "last")):
+        for row in rows:
+            name = "{}, rate × {:g}".format(when, row["alpha's rate"])
+            ends.append({**row, "accuracy": row[key], "line": name})
+    lines(right, ends, "alpha·√depth", "accuracy", "line", {})
     right.set(xscale="log")
-    right.get_legend().set_title("alpha's rate over that of weights")
 
 
 def _mean(values: Any) -> float:
