@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _inputs, core
-from ._threads import compiling, quiet_blas
+from ._threads import compiling, quiet_blas, share
 from .core import certificate
 from .core.exponential import skew_of
 from .passes import Frame, plain
@@ -315,9 +315,20 @@ def apply(
 
 
 def product(C: np.ndarray, T: np.ndarray) -> np.ndarray:
-    """C T between passes, whose threads do not wait for those of BLAS."""
-    with quiet_blas(math.prod(T.shape[:-2]), math.prod(C.shape[-2:]) * T.shape[-1]):
-        return C @ T
+    """C T between passes, whose threads share a batch and do not wait for those of BLAS."""
+    count, cost = math.prod(T.shape[:-2]), math.prod(C.shape[-2:]) * T.shape[-1]
+    with quiet_blas(count, cost):
+        if C.shape[:-2] != T.shape[:-2]:
+            return C @ T
+        c, x = (a.reshape(count, *a.shape[-2:]) for a in (C, T))
+        z = np.empty((count, C.shape[-2], T.shape[-1]), np.result_type(C, T))
+
+        def multiply(first: int, last: int) -> None:
+            with np.errstate(over="ignore", invalid="ignore"):
+                np.matmul(c[first:last], x[first:last], out=z[first:last])
+
+        share(count, cost, multiply)
+        return z.reshape(*T.shape[:-2], *z.shape[-2:])
 
 
 def _may_overflow(s: Solution, Z: np.ndarray) -> bool:
