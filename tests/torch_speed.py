@@ -1,11 +1,14 @@
 """Time and memory of orthogonal attention on torch tensors, side by side.
 
-    python -m tests.torch_speed [--tokens N …] [--repeats R] [--threads T] [--json]
+    python -m tests.torch_speed [--tokens N …] [--batch B] [--repeats R] [--threads T] [--cpu]
+                                [--json]
 
 Float32, 12 heads, d = 64, on the CPU: `skew_expm_multiply`, softmax attention
 (`scaled_dot_product_attention`), and QR followed by `torch.matrix_exp`, forward, and forward with
 backward. Times are medians of interleaved runs; memory is what one forward and backward adds to the
 resident size of a process of its own, at most (Linux).
+
+On a machine that does other things too, `--threads 1 --cpu` gives ratios that mean something.
 """
 
 from __future__ import annotations
@@ -17,12 +20,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
 
-from lowrank_expm import skew_expm_multiply
+from lowrank_expm import _threads, skew_expm_multiply
 
 HEADS, WIDTH = 12, 64
 Operation = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -49,10 +52,10 @@ def softmax(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 OPERATIONS: dict[str, Operation] = {"lowrank_expm": ours, "softmax": softmax, "QR + expm": by_qr}
 
 
-def arguments(n: int, gradients: bool) -> list[torch.Tensor]:
-    """Queries, keys and values of one sequence; the columns of [q k] have length one or so."""
+def arguments(n: int, gradients: bool, batch: int = 1) -> list[torch.Tensor]:
+    """Queries, keys and values; entries shrink with n, so that the angle does not grow with it."""
     torch.manual_seed(0)
-    parts = (torch.randn(1, HEADS, n, WIDTH) / n**0.25 for _ in range(3))
+    parts = (torch.randn(batch, HEADS, n, WIDTH) / n**0.25 for _ in range(3))
     return [a.requires_grad_(gradients) for a in parts]
 
 
@@ -63,16 +66,18 @@ def run(operation: Operation, given: list[torch.Tensor]) -> None:
         torch.autograd.grad(Y, given, torch.ones_like(Y))
 
 
-def times(n: int, gradients: bool, repeats: int) -> dict[str, float]:
+def times(
+    n: int, gradients: bool, repeats: int, batch: int, clock: Callable[[], float]
+) -> dict[str, float]:
     """Median milliseconds of each operation."""
-    given = arguments(n, gradients)
+    given = arguments(n, gradients, batch)
     found: dict[str, list[float]] = {name: [] for name in OPERATIONS}
     for i in range(repeats + 1):
         for name, operation in OPERATIONS.items():
-            start = perf_counter()
+            start = clock()
             run(operation, given)
             if i:
-                found[name].append(1e3 * (perf_counter() - start))
+                found[name].append(1e3 * (clock() - start))
     return {name: statistics.median(values) for name, values in found.items()}
 
 
@@ -101,12 +106,24 @@ def resident(field: str) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
 
 
+def measured(n: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of one length."""
+    how = options.repeats, options.batch, process_time if options.cpu else perf_counter
+    rows: list[dict[str, Any]] = [
+        {"n": n, "what": "forward, ms", **times(n, False, *how)},
+        {"n": n, "what": "forward and backward, ms", **times(n, True, *how)},
+    ]
+    return rows + ([{"n": n, "what": "memory, MiB", **memory(n)}] if options.batch == 1 else [])
+
+
 def main(argv: list[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--batch", type=int, default=1, help="sequences (default: 1)")
+    parser.add_argument("--cpu", action="store_true", help="CPU time of all threads, not elapsed")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.add_argument("--peak-of", choices=list(OPERATIONS), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -114,11 +131,9 @@ def main(argv: list[str] | None = None) -> int:
         print(peak(options.peak_of, options.tokens[0]))
         return 0
     torch.set_num_threads(options.threads)
-    rows: list[dict[str, Any]] = []
-    for n in options.tokens:
-        rows.append({"n": n, "what": "forward, ms", **times(n, False, options.repeats)})
-        rows.append({"n": n, "what": "forward and backward, ms", **times(n, True, options.repeats)})
-        rows.append({"n": n, "what": "memory, MiB", **memory(n)})
+    _threads.set_threads(options.threads)
+    with _threads._thread_pools().limit(limits=options.threads):
+        rows = [row for n in options.tokens for row in measured(n, options)]
     if options.json:
         print(json.dumps(rows))
         return 0

@@ -65,9 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{error.name} is missing; install it with: pip install torch scikit-learn matplotlib"
         )
     del matplotlib, sklearn
-    from threadpoolctl import threadpool_limits
-
-    from .._threads import set_threads
+    from .. import _threads
     from .studies import STUDIES
 
     unknown = [name for name in options.studies if name not in STUDIES]
@@ -75,8 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(f"no study is called {unknown[0]}; there are {', '.join(STUDIES)}")
     if options.threads:
         torch.set_num_threads(options.threads)
-        set_threads(options.threads)
-    with threadpool_limits(options.threads):
+        _threads.set_threads(options.threads)
+    with _threads._thread_pools().limit(limits=options.threads):
         try:
             for name in options.studies or STUDIES:
                 _run(STUDIES[name], name, options)
