@@ -5,6 +5,9 @@ The files are what these commands print, each measured once and kept:
     lowrank-expm bench --json                > docs/data/speed.json
     python -m tests.accuracy --json          > docs/data/accuracy.json
     python -m tests.derivative_accuracy --json > docs/data/derivatives.json
+    python -m lowrank_expm.experiments --threads 1 --out docs/data/attention …
+
+where the last stands for the commands in ``docs/guide/attention.md``; their JSON files are kept.
 
 Pictures come in two versions, dark on light and light on dark, without a background of their own.
 """
@@ -19,6 +22,8 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from lowrank_expm.experiments.pictures import KINDS, PICTURES
 
 Data = Any
 # Colours of Okabe and Ito, as in `bench.plot`; "text" is the page's own.
@@ -72,6 +77,30 @@ def write(data: Path, out: Path) -> None:
                 axes, ink, accuracy["comparison"], what, label
             ),
             (7.5, 3.8),
+        )
+    attention(data / "attention", out)
+
+
+def attention(data: Path, out: Path) -> None:
+    """The studies of orthogonal attention."""
+    found = {
+        path.stem: json.loads(path.read_text(encoding="utf-8")) for path in data.glob("*.json")
+    }
+    tables = {
+        "rank": by_depth(found["rank"], lambda row: f"{row['effective rank']:.1f}"),
+        "conditioning": by_depth(found["conditioning"], _condition),
+        "training": training(found["training"]),
+        "alpha": first_alphas(found["alpha"]),
+    }
+    for name, text in tables.items():
+        _update(out / f"attention-{name}.md", (text + "\n").encode())
+    for name, study in found.items():
+        draw_figure(
+            out / f"attention-{name}",
+            lambda figure, ink, study=study: PICTURES[study["name"]](
+                figure, study["rows"], study["details"]
+            ),
+            (7.5, 3.6),
         )
 
 
@@ -246,15 +275,73 @@ def constants(rows: Data, derivatives: Data) -> str:
     return table(("", "auto", "qr", "promised"), body)
 
 
+def by_depth(study: Data, cell: Callable[[Data], str]) -> str:
+    """A row for each kind of model, a column for each depth."""
+    depths = sorted({row["depth"] for row in study["rows"]})
+    cells = {(row["kind"], row["depth"]): cell(row) for row in study["rows"]}
+    body = [(kind, *(cells[kind, depth] for depth in depths)) for kind in KINDS]
+    return table(("depth", *map(str, depths)), body)
+
+
+def _condition(row: Data) -> str:
+    """A condition number."""
+    value = row["condition number"]
+    return _rounded(value) if value < 1e15 else "singular"
+
+
+def _rounded(value: float) -> str:
+    """Two digits."""
+    if value < 100:
+        return f"{value:.2g}"
+    return f"{value:.0f}" if value < 1000 else f"{value:.0e}".replace("e+", "e")
+
+
+def training(study: Data) -> str:
+    """Test accuracy with its spread, by depth and kind."""
+    rows = {(row["depth"], row["kind"]): row for row in study["rows"]}
+    body = []
+    for depth in sorted({depth for depth, _ in rows}):
+        mine = [rows[depth, kind] for kind in KINDS]
+        spread = [
+            f"{r['test accuracy']:.3f} ({r['lowest']:.3f} to {r['highest']:.3f})" for r in mine
+        ]
+        body.append((str(depth), f"{mine[0]['parameters']:,}", *spread))
+    return table(("depth", "parameters", *KINDS), body, 2)
+
+
+def first_alphas(study: Data) -> str:
+    """What the first alpha and its rate trade."""
+    head = ("first α · √L", "rate of alpha", "condition number", "after a quarter", "at the end")
+    body = [
+        (
+            f"{row['alpha·√depth']:g}",
+            format(row["alpha's rate"], "g"),
+            _rounded(row["condition at first"]),
+            f"{row['accuracy after a quarter']:.3f}",
+            f"{row['test accuracy']:.3f}",
+            f"{row['training loss']:.1g}",
+        )
+        for row in study["rows"]
+    ]
+    return table((*head, "training loss"), body, 2)
+
+
 # ---------------------------------------------------------------------------------- pictures
 
 
 def draw(stem: Path, paint: Callable[[Axes, str], None], size: tuple[float, float]) -> None:
+    """A picture of one diagram in both modes, as SVG."""
+    draw_figure(stem, lambda figure, ink: paint(figure.add_subplot(), ink), size)
+
+
+def draw_figure(
+    stem: Path, paint: Callable[[Figure, str], None], size: tuple[float, float]
+) -> None:
     """A picture in both modes, as SVG."""
     for mode, ink in MODES.items():
         with matplotlib.rc_context(_settings(ink)):
             figure = Figure(figsize=size, layout="constrained")
-            paint(figure.add_subplot(), ink)
+            paint(figure, ink)
             figure.savefig(
                 stem.with_name(f"{stem.name}-{mode}.svg"), transparent=True, metadata={"Date": None}
             )

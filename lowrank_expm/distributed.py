@@ -78,7 +78,7 @@ def orthogonal_attention(
     process's part, to be added up over the group as in data parallelism. The route is "gram";
     where its certificate is not to be trusted, or squares leave the range of the dtype, it is
     "qr", as in one process: the triangular factors of all processes are gathered and factored
-    again (Demmel et al. 2012, doi:10.1137/080731992), with two small all-reduces.
+    again (Benson et al. 2013, doi:10.1109/BigData.2013.6691583), with two small all-reduces.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """Time and memory of orthogonal attention on torch tensors, side by side.
 
-    python -m tests.torch_speed [--tokens N …] [--batch B] [--repeats R] [--threads T] [--cpu]
-                                [--json]
+    python -m tests.torch_speed [--tokens N …] [--batch B] [--alpha A] [--repeats R]
+                                [--threads T] [--cpu] [--json]
 
 Float32, 12 heads, d = 64, on the CPU: `skew_expm_multiply`, softmax attention
 (`scaled_dot_product_attention`), and QR followed by `torch.matrix_exp`, forward, and forward with
@@ -52,10 +52,11 @@ def softmax(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 OPERATIONS: dict[str, Operation] = {"lowrank_expm": ours, "softmax": softmax, "QR + expm": by_qr}
 
 
-def arguments(n: int, gradients: bool, batch: int = 1) -> list[torch.Tensor]:
-    """Queries, keys and values; entries shrink with n, so that the angle does not grow with it."""
+def arguments(n: int, gradients: bool, batch: int = 1, alpha: float = 1.0) -> list[torch.Tensor]:
+    """Queries, keys and values; with entries as large as this the angle is about 7 alpha."""
     torch.manual_seed(0)
-    parts = (torch.randn(batch, HEADS, n, WIDTH) / n**0.25 for _ in range(3))
+    parts = [torch.randn(batch, HEADS, n, WIDTH) / n**0.25 for _ in range(3)]
+    parts[0] *= alpha
     return [a.requires_grad_(gradients) for a in parts]
 
 
@@ -67,10 +68,10 @@ def run(operation: Operation, given: list[torch.Tensor]) -> None:
 
 
 def times(
-    n: int, gradients: bool, repeats: int, batch: int, clock: Callable[[], float]
+    n: int, gradients: bool, repeats: int, batch: int, alpha: float, clock: Callable[[], float]
 ) -> dict[str, float]:
     """Median milliseconds of each operation."""
-    given = arguments(n, gradients, batch)
+    given = arguments(n, gradients, batch, alpha)
     found: dict[str, list[float]] = {name: [] for name in OPERATIONS}
     for i in range(repeats + 1):
         for name, operation in OPERATIONS.items():
@@ -108,7 +109,8 @@ def resident(field: str) -> float:
 
 def measured(n: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows of one length."""
-    how = options.repeats, options.batch, process_time if options.cpu else perf_counter
+    clock = process_time if options.cpu else perf_counter
+    how = options.repeats, options.batch, options.alpha, clock
     rows: list[dict[str, Any]] = [
         {"n": n, "what": "forward, ms", **times(n, False, *how)},
         {"n": n, "what": "forward and backward, ms", **times(n, True, *how)},
@@ -123,6 +125,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--batch", type=int, default=1, help="sequences (default: 1)")
+    parser.add_argument("--alpha", type=float, default=1.0, help="how far to turn (default: 1)")
     parser.add_argument("--cpu", action="store_true", help="CPU time of all threads, not elapsed")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.add_argument("--peak-of", choices=list(OPERATIONS), help=argparse.SUPPRESS)

@@ -100,7 +100,8 @@ def _run(study: Any, name: str, options: argparse.Namespace) -> None:
             lambda what: status.update(f"{name}: {what}"),
         )
         result = study(plan)
-    settings = {key: str(value) for key, value in vars(options).items() if key != "studies"}
+    where = ("studies", "out")
+    settings = {key: str(value) for key, value in vars(options).items() if key not in where}
     report.show(result)
     report.save(result, options.out, settings)
 

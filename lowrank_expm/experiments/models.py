@@ -9,10 +9,9 @@ from torch import nn
 from torch.nn import functional
 
 from ..nn import OrthogonalSelfAttention, OrthogonalTransformerBlock
+from .pictures import COLOURS, KINDS
 
-KINDS = ("orthogonal", "softmax", "softmax, skip and norm")
-# The colours of Okabe and Ito, one a kind.
-COLOURS = dict(zip(KINDS, ("#0072B2", "#D55E00", "#009E73"), strict=True))
+__all__ = ["COLOURS", "KINDS", "Classifier", "SoftmaxSelfAttention", "block", "parameters"]
 
 
 class SoftmaxSelfAttention(OrthogonalSelfAttention):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,20 +13,22 @@ from typing import Any
 import torch
 
 from .._version import __version__
-
-Rows = list[dict[str, Any]]
+from .pictures import PICTURES, Rows
 
 
 @dataclass
 class Result:
-    """What a study found: rows with the same keys, notes, and how to draw them."""
+    """What a study found: rows with the same keys, notes, and what only the picture shows."""
 
     name: str
     title: str
     rows: Rows
     notes: list[str] = field(default_factory=list)
-    draw: Callable[[Any, Rows], None] | None = None
     details: dict[str, Any] = field(default_factory=dict)
+
+    def draw(self, figure: Any) -> None:
+        """Draw the rows."""
+        PICTURES[self.name](figure, self.rows, self.details)
 
 
 def cell(value: Any) -> str:
@@ -76,38 +78,14 @@ def save(result: Result, folder: Path, settings: dict[str, Any]) -> None:
         "threads": torch.get_num_threads(),
     }
     content = {"machine": machine, "settings": settings, **asdict(result)}
-    del content["draw"]
     (folder / f"{result.name}.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-    if result.draw:
-        _picture(result, folder / f"{result.name}.png")
+    _picture(result, folder / f"{result.name}.png")
 
 
 def _picture(result: Result, path: Path) -> None:
-    """Draw the rows."""
+    """The picture as a file."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.2), layout="constrained")
-    assert result.draw is not None
-    result.draw(figure, result.rows)
+    result.draw(figure)
     figure.savefig(path, dpi=150)
-
-
-def lines(
-    axes: Any, rows: Rows, x: str, y: str, by: str, colours: dict[str, str], **options: Any
-) -> None:
-    """A line for each value of `by`."""
-    for name in dict.fromkeys(row[by] for row in rows):
-        mine = [row for row in rows if row[by] == name and row[y] is not None]
-        axes.plot(
-            [row[x] for row in mine],
-            [row[y] for row in mine],
-            "o-",
-            label=name,
-            color=colours.get(name),
-            markersize=4,
-            **options,
-        )
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)

@@ -8,7 +8,6 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,12 +17,12 @@ import torch
 from .. import verify
 from ..attention import orthogonal_attention_packed
 from .data import bundled, mnist
-from .models import COLOURS, KINDS, Classifier, block
-from .report import Result, Rows, lines
+from .models import KINDS, Classifier, block
+from .pictures import COST_KINDS
+from .report import Result, Rows
 from .training import Recipe, accuracy, alphas, train
 
 Tick = Callable[[str], Any]
-Curves = dict[str, list[list[float]]]
 
 
 class Plan(NamedTuple):
@@ -76,7 +75,7 @@ def orthogonality(plan: Plan) -> Result:
                 }
             )
     title = f"‖AᵀA − I‖₂ of the attention matrices, in units of roundoff; 64 tokens, depth {depth}"
-    return Result("orthogonality", title, rows, draw=draw_orthogonality)
+    return Result("orthogonality", title, rows)
 
 
 @torch.no_grad()
@@ -95,30 +94,8 @@ def _defects(model: Classifier, images: torch.Tensor, dtype: torch.dtype) -> Ite
     model.float()
 
 
-def draw_orthogonality(figure: Any, rows: Rows) -> None:
-    """Defects layer by layer, in single and double precision."""
-    axes = figure.subplots()
-    for dtype, colour in (("float32", "#0072B2"), ("float64", "#D55E00")):
-        mine = [row for row in rows if row["dtype"] == dtype]
-        for key, line in (("defect / u at first", "--"), ("defect / u after training", "-")):
-            what = key.removeprefix("defect / u ")
-            values = [row[key] for row in mine]
-            axes.plot(
-                [row["layer"] for row in mine],
-                values,
-                "o" + line,
-                color=colour,
-                label=f"{dtype} {what}",
-            )
-    axes.set(xlabel="layer", ylabel="‖AᵀA − I‖₂ / u", ylim=(0, None))
-    axes.legend(frameon=False)
-    axes.grid(alpha=0.3)
-
-
 # --------------------------------------------------------------------------- (b) cost
 
-COST_KINDS = ("orthogonal", "softmax, fused", "softmax, by its definition")
-COST_COLOURS = dict(zip(COST_KINDS, ("#0072B2", "#D55E00", "#E69F00"), strict=True))
 # Torch, NumPy's BLAS and this library each read their own.
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "LOWRANK_EXPM_NUM_THREADS")
 
@@ -133,8 +110,7 @@ def cost(plan: Plan) -> Result:
             plan.tick(f"{kind}, n = {n:,}")
             found = _measured(kind, n)
             rows.append({"kind": kind, "n": n, **found})
-            slow = found["seconds"] is None or 4 * found["seconds"] > patience
-            if slow and kind != "orthogonal":
+            if kind != "orthogonal" and _ends(found, patience):
                 break
             n *= 2
     title = "forward + backward, 4 heads of 64, float32, one sequence"
@@ -142,7 +118,16 @@ def cost(plan: Plan) -> Result:
         "memory is what a process needs beyond the same process without the passes",
         "a kind stops where its next size would take too long or more memory than there is",
     ]
-    return Result("cost", title, rows, notes, draw_cost)
+    return Result("cost", title, rows, notes)
+
+
+def _ends(found: dict[str, float | None], patience: float) -> bool:
+    """Whether four times the time is too long, or four times the memory more than half of it."""
+    seconds, used = found["seconds"], found["MiB"]
+    if seconds is None or used is None or not hasattr(os, "sysconf"):
+        return seconds is None
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return 4 * seconds > patience or 4 * used > there / 2
 
 
 def _measured(kind: str, n: int) -> dict[str, float | None]:
@@ -154,14 +139,6 @@ def _measured(kind: str, n: int) -> dict[str, float | None]:
     if done.returncode:
         return {"seconds": None, "CPU seconds": None, "MiB": None}
     return json.loads(done.stdout)
-
-
-def draw_cost(figure: Any, rows: Rows) -> None:
-    """Time and memory against the number of tokens, all logarithmic."""
-    for axes, y in zip(figure.subplots(1, 2), ("seconds", "MiB"), strict=True):
-        lines(axes, rows, "n", y, "kind", COST_COLOURS)
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
 
 
 # --------------------------------------------------------------------------- (c) rank
@@ -180,7 +157,7 @@ def rank(plan: Plan) -> Result:
             row = {"kind": kind, "depth": depth, "effective rank": statistics.mean(values)}
             rows.append({**row, "smallest": min(values), "largest": max(values)})
     title = f"effective rank of the tokens, {n} random tokens of width {width}, untrained"
-    return Result("rank", title, rows, [f"{plan.seeds} seeds"], draw_rank)
+    return Result("rank", title, rows, [f"{plan.seeds} seeds"])
 
 
 @torch.no_grad()
@@ -202,14 +179,6 @@ def effective_rank(a: np.ndarray) -> float:
     return float(np.exp(-(p * np.log(np.where(p > 0, p, 1.0))).sum()))
 
 
-def draw_rank(figure: Any, rows: Rows) -> None:
-    """Rank against depth."""
-    axes = figure.subplots()
-    lines(axes, rows, "depth", "effective rank", "kind", COLOURS)
-    axes.set_xscale("log", base=2)
-    axes.set_ylim(0, None)
-
-
 # ------------------------------------------------------------------- (d) conditioning
 
 
@@ -228,7 +197,7 @@ def conditioning(plan: Plan) -> Result:
             row = {"kind": kind, "depth": depth, "condition number": statistics.median(values)}
             rows.append({**row, "smallest": min(values), "largest": max(values)})
     title = f"Jacobian of stacks, {n} random tokens, width {width}, {heads} heads, median of seeds"
-    return Result("conditioning", title, rows, [f"{plan.seeds} seeds"], draw_conditioning)
+    return Result("conditioning", title, rows, [f"{plan.seeds} seeds"])
 
 
 def condition(
@@ -255,14 +224,6 @@ def jacobian(layer: torch.nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, np.
     rows = torch.eye(size, dtype=x.dtype).reshape(size, *x.shape)
     (J,) = torch.autograd.grad(y, copies, rows)
     return y[0].detach(), J.reshape(size, size).numpy()
-
-
-def draw_conditioning(figure: Any, rows: Rows) -> None:
-    """Condition number against depth."""
-    axes = figure.subplots()
-    lines(axes, rows, "depth", "condition number", "kind", COLOURS)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
 
 
 # ----------------------------------------------------------------------- (e) training
@@ -295,29 +256,7 @@ def training(plan: Plan) -> Result:
                 }
             )
     title = f"test accuracy, {recipe.epochs} epochs, {plan.seeds} seeds"
-    draw = partial(draw_training, curves)
-    return Result("training", title, rows, [], draw, {"curves": curves})
-
-
-def draw_training(curves: Curves, figure: Any, rows: Rows) -> None:
-    """Accuracy against depth, and against the epoch at the largest depth; shaded is the spread."""
-    deepest = max(row["depth"] for row in rows)
-    left, right = figure.subplots(1, 2)
-    lines(left, rows, "depth", "test accuracy", "kind", COLOURS)
-    for kind in KINDS:
-        mine = [row for row in rows if row["kind"] == kind]
-        low, high = ([row[key] for row in mine] for key in ("lowest", "highest"))
-        left.fill_between(
-            [row["depth"] for row in mine], low, high, color=COLOURS[kind], alpha=0.15
-        )
-        runs = np.array(curves[f"{kind}, depth {deepest}"])
-        epochs = np.arange(1, runs.shape[1] + 1)
-        right.plot(epochs, runs.mean(axis=0), color=COLOURS[kind])
-        right.fill_between(
-            epochs, runs.min(axis=0), runs.max(axis=0), color=COLOURS[kind], alpha=0.15
-        )
-    right.set(xlabel=f"epoch, at depth {deepest}", ylabel="test accuracy")
-    right.grid(alpha=0.3)
+    return Result("training", title, rows, details={"curves": curves})
 
 
 # -------------------------------------------------------------------------- (f) alpha
@@ -349,23 +288,7 @@ def alpha(plan: Plan) -> Result:
                 }
             )
     title = f"the first alpha of orthogonal attention, depth {depth}, {epochs} epochs"
-    return Result("alpha", title, rows, [f"{plan.seeds} seeds"], draw_alpha)
-
-
-def draw_alpha(figure: Any, rows: Rows) -> None:
-    """Conditioning beside learning, against the first alpha."""
-    left, right = figure.subplots(1, 2)
-    once = [row for row in rows if row["alpha's rate"] == rows[0]["alpha's rate"]]
-    lines(left, once, "alpha·√depth", "condition at first", "alpha's rate", {})
-    left.set(xscale="log", yscale="log")
-    left.get_legend().remove()
-    ends = []
-    for key, when in (("accuracy after a quarter", "after a quarter"), ("test accuracy", "last")):
-        for row in rows:
-            name = "{}, rate × {:g}".format(when, row["alpha's rate"])
-            ends.append({**row, "accuracy": row[key], "line": name})
-    lines(right, ends, "alpha·√depth", "accuracy", "line", {})
-    right.set(xscale="log")
+    return Result("alpha", title, rows, [f"{plan.seeds} seeds"])
 
 
 def _mean(values: Any) -> float:

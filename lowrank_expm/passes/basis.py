@@ -98,6 +98,8 @@ def inexact(a: np.ndarray) -> np.dtype:
 
 def length(a: np.ndarray, axis: int) -> np.ndarray:
     """Euclidean lengths in double precision, of vectors whose squares may leave its range."""
+    if a.dtype.char == "f":  # whose squares cannot
+        return np.sqrt(np.square(a, dtype=np.float64).sum(axis=axis))
     size = np.abs(a.astype(np.complex128 if a.dtype.kind == "c" else np.float64))
     top = size.max(axis=axis, initial=0, keepdims=True)
     scale = np.where((top > 0) & np.isfinite(top), top, 1)
