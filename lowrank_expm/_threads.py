@@ -114,7 +114,7 @@ def quiet_blas(count: int, cost: int) -> AbstractContextManager[None]:
     Threads that BLAS wakes for small products spin for a while after them, in the way of ours.
     """
     quiet = cost >= BLAS_WAKES and (count > 1 or cost < BLAS_PAYS)
-    return one_blas_thread() if quiet and threads() > 1 else nullcontext()
+    return one_blas_thread() if quiet else nullcontext()
 
 
 def share(count: int, cost: int, work: Callable[[int, int], object]) -> None:

@@ -107,7 +107,6 @@ def test_blas_keeps_to_one_thread_only_while_somebody_shares_it():
     assert blas_threads() == before
 
 
-@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize(
     ("count", "m", "quiet"),
     [(96, 128, True), (1, 128, True), (1, 400, False), (2, 400, True), (96, 4, False)],

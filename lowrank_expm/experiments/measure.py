@@ -46,6 +46,7 @@ def measure(kind: str, n: int) -> dict[str, float]:
     walls: list[float] = []
     works: list[float] = []
     while len(walls) < REPEATS and sum(walls) < ENOUGH:
+        q.grad = k.grad = v.grad = None
         wall, work = time.perf_counter(), time.process_time()
         KINDS[kind](q, k, v).sum().backward()
         walls.append(time.perf_counter() - wall)
