@@ -145,8 +145,10 @@ def ready(name: str) -> Iterator[Library]:
         return
     import jax
 
-    with jax.enable_x64(True):
-        yield LIBRARIES[name]
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", True)
+    yield LIBRARIES[name]
+    jax.config.update("jax_enable_x64", before)
 
 
 def table() -> str:

@@ -328,7 +328,7 @@ def cluster(request):
 
 
 def exact_of(directory):
-    U, V, B = (a.compute(scheduler="sync") for a in sources(directory))
+    U, V, B = (a.compute() for a in sources(directory))
     return U, V, B
 
 

@@ -20,6 +20,7 @@ from lowrank_expm.core import selection
 from . import derivative_accuracy as accuracy
 from . import generators as gen
 from . import naive
+from .libraries import ready
 from .test_contract import forward_bound
 
 DERIVATIVES = 1e3
@@ -31,10 +32,8 @@ FAR = ("huge", "any_norm", "far_columns")
 @pytest.fixture(autouse=True)
 def double_precision() -> Iterator[None]:
     """JAX with 64-bit numbers, and as it was before afterwards."""
-    before = jax.config.jax_enable_x64
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", before)
+    with ready("jax"):
+        yield
 
 
 def draw(name, dtype, n=14, r=2, k=2, seed=0):

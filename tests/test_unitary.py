@@ -273,7 +273,7 @@ def test_linear_operator_has_all_products(dtype):
     tolerance = 40 * u_of(dtype) * np.linalg.norm(B)
     pairs = [
         (A.matvec(B[:, 0]), E @ B[:, 0]),
-        (A.matvec(B[:, :1]), E @ B[:, :1]),
+        (A.matmat(B[:, :1]), E @ B[:, :1]),
         (A.rmatvec(B[:, 0]), E.conj().T @ B[:, 0]),
         (A.matmat(B), E @ B),
         (A.rmatmat(B), E.conj().T @ B),

@@ -26,15 +26,17 @@ def skew_core_derivative(
     dG = D[..., :, None] * dG * D[..., None, :]
     A = scale_down(t * apply_j(G), within)
 
-    def double(pair: tuple[Array, Array]) -> tuple[Array, Array]:
-        C, dC = pair
+    # dG goes along: before 0.10, JAX cannot transpose a loop whose body closes over a direction.
+    def double(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        C, dC, dG = state
         GC = G @ C
-        return 2.0 * C + C @ GC, 2.0 * dC + dC @ GC + C @ (dG @ C + G @ dC)
+        return 2.0 * C + C @ GC, 2.0 * dC + dC @ GC + C @ (dG @ C + G @ dC), dG
 
     dpowers = _power_derivatives(A.powers, A.half() * t * apply_j(dG))
     P, dP = taylor.phi1_derivative(A.powers, dpowers, A.order)
-    pair = A.half() * t * times_j(P), A.half() * t * times_j(dP)
-    C, dC = A.doubled(pair, double, lambda pair: (polish(pair[0], G), pair[1]))
+    C, dC = A.half() * t * times_j(P), A.half() * t * times_j(dP)
+    state = C, dC, namespace(G).broadcast_to(dG, C.shape)
+    C, dC, _ = A.doubled(state, double, lambda state: (polish(state[0], G), *state[1:]))
     if A.within is not None or A.squarings > 0:
         C = polish(C, G)
     scale = D[..., :, None] * D[..., None, :]
