@@ -55,15 +55,17 @@ class Problem(NamedTuple):
             a = real_columns(a, self.work)
         if self.side_by_side:
             n, k = a.shape[-2:]
-            a = np.moveaxis(a.reshape(-1, n, k), 0, 1).reshape(n, -1)
+            count = math.prod(a.shape[:-2])
+            a = np.moveaxis(a.reshape(count, n, k), 0, 1).reshape(n, count * k)
         return a
 
     def unfold(self, a: np.ndarray) -> np.ndarray:
         """The inverse of `fold`, for an array of Y's shape without a grid."""
         kind = _inputs.with_kind(_inputs.real_part(self.dtype), self.B, self.U, self.V)
         if self.side_by_side:
-            *batch, n, _ = self.shape
-            a = np.moveaxis(a.reshape(n, -1, a.size // max(1, n * math.prod(batch))), 1, 0)
+            *batch, n, k = self.shape
+            k *= 2 if kind.kind == "c" != a.dtype.kind else 1
+            a = np.moveaxis(a.reshape(n, math.prod(batch), k), 1, 0)
         return np.ascontiguousarray(a).view(kind).reshape(self.shape)
 
     def scaled(self, U: np.ndarray, V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

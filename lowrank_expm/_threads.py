@@ -74,7 +74,7 @@ def alone() -> Iterator[None]:
         _here.alone = before
 
 
-_blas_lock = threading.Lock()
+_blas_lock = threading.RLock()
 _blas_users = 0
 _blas_limits: Any = None
 
@@ -103,7 +103,7 @@ def one_blas_thread() -> Iterator[None]:
         yield
     finally:
         with _blas_lock:
-            _blas_users -= 1
+            _blas_users = max(0, _blas_users - 1)
             if not _blas_users:
                 _blas_limits.restore_original_limits()
 
@@ -111,7 +111,8 @@ def one_blas_thread() -> Iterator[None]:
 def quiet_blas(count: int, cost: int) -> AbstractContextManager[None]:
     """`one_blas_thread` for so many products of `cost` scalar products, where that is faster.
 
-    Threads that BLAS wakes for small products spin for a while after them, in the way of ours.
+    Threads that BLAS wakes for small products spin for a while after them, in the way of ours. It
+    rounds otherwise with another number of threads, so that this must not depend on ours.
     """
     quiet = cost >= BLAS_WAKES and (count > 1 or cost < BLAS_PAYS)
     return one_blas_thread() if quiet else nullcontext()
@@ -160,18 +161,29 @@ def _forget_pool() -> None:
     _pool = None
 
 
+def _before_fork() -> None:
+    """Wait until no other thread is in what a child would inherit half done, and keep it so."""
+    first_use.acquire()
+    _blas_lock.acquire()
+
+
+def _after_fork() -> None:
+    """Let the others go on."""
+    _blas_lock.release()
+    first_use.release()
+
+
 def _start_anew() -> None:
     """In a forked child, where no other thread is: no pool, and nobody shares BLAS."""
-    global _blas_lock, _blas_users
+    global _blas_users
     _forget_pool()
-    _blas_lock, _blas_users = threading.Lock(), 0
+    if _blas_users:
+        _blas_users = 0
+        _blas_limits.restore_original_limits()
+    _after_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_start_anew)
-    # A fork waits until no thread is importing or compiling: the child would inherit their locks.
     os.register_at_fork(
-        before=first_use.acquire,
-        after_in_parent=first_use.release,
-        after_in_child=first_use.release,
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_start_anew
     )

@@ -269,7 +269,8 @@ def _one_vjp(
     """The cotangents of U, V, B, and t, for one t and a folded Ȳ."""
     if not p.frame.width or not p.frame.rows:
         U, V = (np.zeros(a.shape, p.work) for a in (p.U, p.V))
-        return U, V, p.unfold(Ybar), np.zeros(())
+        B = Ybar.astype(np.result_type(p.G, p.T))  # a copy, also where nothing changes
+        return U, V, p.unfold(B), np.zeros(())
     with p.quiet_blas(), np.errstate(over="ignore", invalid="ignore"):
         U, V, B, tbar = linear.vjp(Ybar, out)
     return *p.scaled(U, V), p.unfold(B), tbar

@@ -340,6 +340,29 @@ def test_empty_batches():
     assert [np.shape(bar) for bar in vjp(U, V, B)[1](B)] == [(0, 5, 1)] * 3 + [()]
 
 
+@pytest.mark.parametrize("kind", [float, complex])
+@pytest.mark.parametrize("shape", [(0, 5, 2), (2, 0, 5, 2), (3, 0, 2), (3, 5, 0)])
+def test_empty_batches_of_vectors(shape, kind):
+    """They go through the passes side by side, as columns."""
+    for U in (np.ones((shape[-2], 1)), np.zeros((shape[-2], 0))):
+        B = np.ones(shape, kind)
+        Y, dY = jvp(U, U, B, U, U, B)
+        assert Y.shape == dY.shape == shape
+        bars = vjp(U, U, B)[1](Y)
+        assert [np.shape(bar) for bar in bars] == [U.shape, U.shape, shape, ()]
+
+
+def test_cotangents_without_columns_have_their_own_memory_and_dtype():
+    U = np.zeros((5, 0), np.float16)
+    for kind in (np.float16, np.float32, np.complex64):
+        B = np.ones((5, 2), kind)
+        for Ybar in (B, B.astype(np.result_type(kind, float))):
+            Bbar = vjp(U, U, B)[1](Ybar)[2]
+            assert Bbar.dtype == kind
+            assert np.array_equal(Bbar, Ybar)
+            assert not np.shares_memory(Bbar, Ybar)
+
+
 def test_no_direction_is_zero():
     U, V, B, dU, *_ = arguments()
     zero = np.zeros_like

@@ -6,6 +6,7 @@ import textwrap
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 from lowrank_expm import _linear, _threads, derivatives, skew_expm_multiply
 from lowrank_expm.core import compiled, compiled_derivative
@@ -55,6 +56,35 @@ def test_a_fork_during_the_first_call_of_another_thread(delay):
     assert status == 0
     """
     assert run(program) == ["right", "right"]
+
+
+def test_a_fork_while_another_thread_keeps_blas_to_one():
+    """The child has as many BLAS threads as the parent, though nobody in it will put them back."""
+    program = """
+    from lowrank_expm import _threads
+    def blas_threads():
+        return [pool.num_threads for pool in _threads._thread_pools().lib_controllers]
+    before, inside, done = blas_threads(), threading.Event(), threading.Event()
+    def keep():
+        with _threads.one_blas_thread():
+            inside.set()
+            done.wait()
+    keeper = threading.Thread(target=keep)
+    keeper.start()
+    inside.wait()
+    child = os.fork()
+    if child == 0:
+        right = blas_threads() == before
+        with _threads.one_blas_thread():
+            right = right and set(blas_threads()) <= {1}
+        os._exit(0 if right and blas_threads() == before else 1)
+    _, status = os.waitpid(child, 0)
+    done.set()
+    keeper.join()
+    assert status == 0
+    assert blas_threads() == before
+    """
+    assert run(program) == []
 
 
 @pytest.fixture
@@ -136,3 +166,20 @@ def test_every_product_of_a_call_is_quiet(monkeypatch):
     assert products == [(3, 64**3), (3, 64**2 * 32)]
     derivatives.vjp(U, V, B)[1](B)
     assert products[2:] == [(3, 64**3), (3, 64**2 * 32), (3, 64**3), (3, 64**3)]
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("shape", [(150, 31), (3, 150, 31), (2, 61, 31)])
+def test_no_bit_depends_on_our_threads_or_on_a_layout_where_blas_has_threads(shape):
+    """Products of 62 columns are large enough for BLAS to use several, which round otherwise."""
+    rng = np.random.default_rng(0)
+    U, V, B = (rng.standard_normal((3, *shape)) + 1j * rng.standard_normal((3, *shape))) / 3
+    results = []
+    with threadpool_limits(2, "blas"):
+        for count in (1, 2):
+            _threads.set_threads(count)
+            Y, pullback = derivatives.vjp(U, V, B)
+            results.append([skew_expm_multiply(U, V, B), Y, *pullback(B)])
+    for one, two in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, two)
+    np.testing.assert_array_equal(results[0][0], results[0][1])

@@ -334,8 +334,9 @@ def skew_core(G: np.ndarray, t: float) -> tuple[np.ndarray, float]:
     real = G.real.dtype
     chosen, bound = np.empty((1, 3), np.int64), np.empty(1, real)
     ts = np.array([t], real)
-    G = G[None]
-    skew_batch(0, 1, G, True, G, True, ts, *_schemes(C.shape[-1], real.char), C, chosen, bound)
+    G, m = G[None], C.shape[-1]
+    with quiet_blas(1, m**3):
+        skew_batch(0, 1, G, True, G, True, ts, *_schemes(m, real.char), C, chosen, bound)
     return C[0], float(bound[0]) if chosen[0, 0] >= 0 else math.inf
 
 
