@@ -333,7 +333,11 @@ class LowRankSkew:
         array([[ 0., -2.],
                [ 2.,  0.]])
         """
-        U, V = self.U.astype(self.dtype, copy=False), self.V.astype(self.dtype, copy=False)
+        return self._dense(self.dtype)
+
+    def _dense(self, dtype: np.dtype) -> np.ndarray:
+        """S, computed in one dtype."""
+        U, V = (a.astype(dtype, copy=False) for a in (self.U, self.V))
         M = U @ np.conj(np.matrix_transpose(V))
         return M - np.conj(np.matrix_transpose(M))
 
@@ -368,7 +372,7 @@ class LowRankSkew:
         n, r = self.U.shape[-2:]
         if n <= 2 * r:
             with np.errstate(over="ignore", invalid="ignore"):
-                W = self.to_dense().astype(dtype, copy=False)
+                W = self._dense(dtype)
             if not np.isfinite(W).all():
                 _linear.explain(("U", self.U), ("V", self.V))
             found = np.linalg.eigvalsh(-1j * W) if n else np.zeros((*self._batch, 0))

@@ -95,6 +95,17 @@ def test_half_precision_is_computed_in_single_precision(call):
     assert (np.abs(Y - exact) <= 2.0**-11 * np.abs(exact) + 1e-5).all()
 
 
+@pytest.mark.parametrize("n", [2, 3])
+def test_angles_in_half_precision_are_computed_in_single_precision(n):
+    """On every route: S itself may be out of its range, and has fewer digits."""
+    U, V = np.zeros((2, n, 1), np.float16)
+    U[:2, 0], V[:2, 0] = (300, 1), (1, 301)
+    S = LowRankSkew(U, V)
+    angle = 300 * 301 - 1
+    np.testing.assert_allclose(S.angles(), [-angle, angle], rtol=1e-6)
+    np.testing.assert_allclose(S.expm(1e-4).certificate.angle, 1e-4 * angle, rtol=1e-6)
+
+
 def test_lists_are_arrays(call):
     Y = call([[1, 0], [0, 1], [0, 0]], [[0, 1], [0, 0], [1, 0]], [1.0, 2.0, 3.0], 0.3)
     assert Y.shape == (3,)
