@@ -565,7 +565,7 @@ def _form(form, G, W):
         (9, 0, (4, 4 + 1, 4 + 1 + 2)),
         (16, 0, (6, 6 + 1, 6 + 1 + 2)),
         (20, 0, (7, 7 + 1, 7 + 1 + 2)),
-        (30, 1, (9 + 1, 9 + 2 + 1, 9 + 2 + 1 + 2)),
+        (30, 1, (9 + 1 + 2, 9 + 2 + 4 + 1, 9 + 2 + 4 + 1 + 2)),
         (25, 2, (8 + 2 + 2, 8 + 4 + 4 + 1, 8 + 4 + 4 + 1 + 2)),
         (25, 8, (8 + 8 + 2, 8 + 16 + 4 + 1, 8 + 16 + 4 + 1 + 2)),
         (25, 9, (8 + 9 + 4, 8 + 18 + 8 + 1, 8 + 18 + 8 + 1 + 2)),
@@ -667,6 +667,19 @@ def test_polish_squares_the_defect(dtype, gram):
     assert before > 100 * u
     # One Newton–Schulz step leaves 3/4 of the square, and rounding.
     assert after <= before**2 + 25 * u * math.sqrt(m)
+
+
+@pytest.mark.parametrize("precision", PADE)
+@pytest.mark.parametrize("r", [1, 3, 17])
+@pytest.mark.parametrize("twin", [skew_cores, generic_core], ids=["compiled", "array API"])
+def test_the_certificate_holds_where_a_core_is_smaller_than_its_half(precision, r, twin):
+    """Every angle near a full turn: the core and its bound are small, those of the half are not."""
+    rng = np.random.default_rng(r)
+    for angle in (5.4, 6.0, 6.3, 6.6, 7.0, 12.5):
+        F = np.concatenate(gen.with_angles(rng, 2 * r + 1, [angle] * r, precision), axis=-1)
+        G = (F.astype(float).T @ F.astype(float)).astype(precision)
+        found = twin(G, real(precision, 1.0), None)
+        assert naive.defect_mp(F, found.C) <= found.bound
 
 
 @pytest.mark.parametrize("dtype", gen.DTYPES)

@@ -19,7 +19,7 @@ from .._numba import inner, jit
 from .._threads import quiet_blas, share
 from .certificate import DEFECT_FACTOR, MEANINGFUL
 from .compiled_loops import add_block, identity, mm, one_norm, scaled
-from .exponential import DOUBLINGS_PER_POLISH, SAFE_EXPONENT, UNPOLISHED, Core
+from .exponential import DOUBLINGS_PER_POLISH, SAFE_EXPONENT, Core
 from .pade import approximant, order_of, pade_scale_down, parts
 from .selection import PLAIN, pade_sizes, pade_table, select, table
 from .taylor import COEFFICIENTS, width
@@ -284,10 +284,9 @@ def skew_batch(
         if squarings < 0:
             continue
         _times_w(w[slot], 0.5**squarings, t[e], gram, use_j, tW, Ce)
-        polishes = squarings > UNPOLISHED or chosen[e, 1]
         for s in range(1, squarings + 1):
             double(Ce, Gs, gram, w[1], w[2])
-            if s % DOUBLINGS_PER_POLISH == 0 or (s == squarings and polishes):
+            if s % DOUBLINGS_PER_POLISH == 0 or s == squarings:
                 polish(Ce, Gs, gram, w[1:4])
         bound[e] = _defect_bound(Ce, Gs, gram, eps, w[1:4], sums)
         if use_j:

@@ -20,7 +20,7 @@ from .compiled import (
     width_of,
 )
 from .compiled_loops import add_block, identity, mm, scaled
-from .exponential import DOUBLINGS_PER_POLISH, UNPOLISHED
+from .exponential import DOUBLINGS_PER_POLISH
 
 _WORK = 22
 
@@ -105,7 +105,7 @@ def derivative_batch(first, last, G, dG, t, c, orders, thetas, C, dC, squarings)
         times_j(half * t[e], x[5], dCe)
         for i in range(s):
             _double(Ce, dCe, Gs, dGs, x)
-            if (i + 1) % DOUBLINGS_PER_POLISH == 0 or i + 1 == s > UNPOLISHED:
+            if (i + 1) % DOUBLINGS_PER_POLISH == 0 or i + 1 == s:
                 polish(Ce, Gs, True, x)
         scaled_back(scale, Ce)
         scaled_back(scale, dCe)

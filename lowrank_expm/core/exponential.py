@@ -22,8 +22,6 @@ from . import taylor
 from .certificate import defect_bound
 from .selection import PLAIN, select, table
 
-# The first doubling leaves less of a defect than a polish does; it needs none after it.
-UNPOLISHED = 1
 # Each doubling doubles the defect: after eight it is still far below one, where polishing squares.
 DOUBLINGS_PER_POLISH = 8
 # The sixth power of a matrix with a norm below two to this power does not overflow in any dtype.
@@ -44,7 +42,7 @@ def products(order: int, squarings: int, gram: bool, given: bool) -> int:
 
     `gram` tells whether there is a Gram matrix, and `given` whether W is another than J.
     """
-    polishes = -(-squarings // DOUBLINGS_PER_POLISH) if squarings > UNPOLISHED else 0
+    polishes = -(-squarings // DOUBLINGS_PER_POLISH)
     around = gram + 2 * (gram and given)  # the certificate; tWG and φ₁ tW
     return taylor.products(order) + (1 + gram) * (squarings + 2 * polishes) + around
 
@@ -254,13 +252,18 @@ def _scaled_phi1(s: Scaled, G: Array | None, t: Array, W: Array | None, right: A
 
 
 def _double(C: Array, G: Array | None, A: Scaled) -> Array:
-    """The doublings of a unitary core, polished on the way and, after the second, at the end."""
+    """The doublings of a unitary core, polished on the way and, if there are any, at the end.
+
+    Near a full turn C is small, and its certificate too, but half of the angle had a large one:
+    what rounding there left must go, also after a single doubling.
+    """
 
     def double(C: Array) -> Array:
         return 2.0 * C + C @ (C if G is None else G @ C)
 
-    C = A.doubled(C, double, lambda C: polish(C, G))
-    return C if A.within is None and A.squarings <= UNPOLISHED else polish(C, G)
+    if A.within is None and A.squarings <= 0:
+        return C
+    return polish(A.doubled(C, double, lambda C: polish(C, G)), G)
 
 
 def polish(C: Array, G: Array | None) -> Array:
