@@ -295,6 +295,19 @@ def test_cores_take_the_branch_that_their_angle_selects(precision, i, order, the
     assert (found.order, found.squarings) == selection.select(theta * factor, *scheme)
 
 
+@pytest.mark.parametrize("precision", PADE)
+@pytest.mark.parametrize("short_of", [0.0, 1e-3, 0.1, 0.5])
+def test_the_certificate_of_a_single_doubling_holds_near_a_whole_turn(precision, short_of):
+    """There the core is small, and the defect that of half the turn."""
+    for angle in np.linspace(0.05, 0.3, 8):
+        c, s = math.cos(angle), math.sin(angle)
+        R = np.kron(np.eye(4), [[c, -s], [s, c]])
+        W = np.block([[np.zeros((8, 8)), R], [-R.T, np.zeros((8, 8))]]).astype(precision)
+        found = skew_cores(None, real(precision, 2 * math.pi - short_of), W)
+        assert (found.order, found.squarings) == (TABLES[precision][0][-1], 1)
+        assert naive.defect_mp(np.eye(16), found.C) <= found.bound
+
+
 def test_a_basis_with_a_large_norm_is_not_overscaled():
     """‖A⁴‖^¼ decides: a nilpotent A of norm 1e6 has no eigenvalue that needs a squaring."""
     G = np.diag([1e6, 0.0])

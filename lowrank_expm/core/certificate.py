@@ -57,9 +57,10 @@ def trusted_up_to(m: int, u: float) -> float:
 def settled(bound: Array, C: Array, G: Array) -> Array:
     """The bound, or the sharper one where it alone would not be trusted: looks at the values."""
     xp = namespace(C)
-    if bool(xp.all(bound <= trusted_up_to(C.shape[-1], 0.5 * eps(C)))):
+    trusted = bound <= trusted_up_to(C.shape[-1], 0.5 * eps(C))
+    if bool(xp.all(trusted)):
         return bound
-    return xp.minimum(bound, sharper_bound(C, G))
+    return xp.where(trusted, bound, xp.minimum(bound, sharper_bound(C, G)))
 
 
 def _first_order(bound: Array) -> Array:

@@ -252,11 +252,7 @@ def _scaled_phi1(s: Scaled, G: Array | None, t: Array, W: Array | None, right: A
 
 
 def _double(C: Array, G: Array | None, A: Scaled) -> Array:
-    """The doublings of a unitary core, polished on the way and, if there are any, at the end.
-
-    Near a full turn C is small, and its certificate too, but half of the angle had a large one:
-    what rounding there left must go, also after a single doubling.
-    """
+    """The doublings of a unitary core, polished on the way and, if there are any, at the end."""
 
     def double(C: Array) -> Array:
         return 2.0 * C + C @ (C if G is None else G @ C)
