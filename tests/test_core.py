@@ -431,8 +431,9 @@ def test_twins_agree(dtype, form):
             assert np.linalg.norm(one.C - two.C) <= (
                 20 * u * math.sqrt(m) * max(size, 10.0**exponent)
             )
+            # The compiled core polishes again where a polish left more than u.
             spread = 100 * m * u * max(1.0, 10.0**exponent)
-            assert one.bound == pytest.approx(two.bound, rel=spread)
+            assert one.bound == pytest.approx(two.bound, rel=spread, abs=4 * u)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -696,6 +697,40 @@ def test_the_certificate_holds_where_a_core_is_smaller_than_its_half(precision, 
 
 
 @pytest.mark.parametrize("dtype", gen.DTYPES)
+@pytest.mark.parametrize("twin", [skew_cores, generic_core], ids=["compiled", "array API"])
+def test_the_certificate_holds_at_whole_turns_of_oblique_frames(dtype, twin):
+    """Before the last polish the defect is not small there, and a polish leaves its square."""
+    rng = np.random.default_rng(21)
+    for turns in (1, 4, 8, 16):
+        for r in (1, 3, 4):
+            U, V = gen.with_angles(rng, 2 * r + 1, [2 * math.pi * turns] * r, dtype)
+            M = rng.standard_normal((r, r)) + 2 * np.eye(r)
+            F = np.concatenate([U @ M, V @ np.linalg.inv(M).T], axis=-1)
+            G = (np.conj(F.T) @ F).astype(dtype)
+            found = twin(G, real(dtype, 1.0), None)
+            assert naive.defect_mp(F.astype(dtype), found.C) <= found.bound
+
+
+@pytest.mark.parametrize("dtype", gen.DTYPES)
+@pytest.mark.parametrize("angle", [2.4, 3.5, 3.92, 4.3, 5.3, 5.36, 6.5])
+def test_the_certificate_of_a_core_without_a_polish_holds(dtype, angle):
+    """A Padé approximant, and a single doubling beside pairs that are nearly parallel."""
+    rng = np.random.default_rng(22)
+    for r in (3, 4, 12):
+        for length in (0.0, 1.5, 8.0):
+            U, V = gen.with_angles(rng, 2 * r + 1, [angle] * r, dtype)
+            if length:
+                unit = U[:, 1:] / np.linalg.norm(U[:, 1:], axis=0)
+                turn = 0.01 * V[:, 1:] / np.linalg.norm(V[:, 1:], axis=0)
+                U[:, 1:], V[:, 1:] = length**0.5 * unit, length**0.5 * (unit + turn)
+            F = np.concatenate([U, V], axis=-1)
+            wide = F.astype(np.result_type(dtype, np.float64))
+            G = (np.conj(wide.T) @ wide).astype(dtype)
+            found = skew_cores(G, real(dtype, 1.0), None)
+            assert naive.defect_mp(F, found.C) <= found.bound
+
+
+@pytest.mark.parametrize("dtype", gen.DTYPES)
 @pytest.mark.parametrize("kind", ["generic", "nearly_parallel", "parallel_at_random", "huge"])
 def test_certificate_lies_above_the_defect(dtype, kind):
     rng = np.random.default_rng(13)
@@ -735,7 +770,8 @@ def test_sharper_certificate_lies_above_the_defect_and_nearer(m, kind):
         assert sharp <= found.bound
         settled = certificate.settled(found.bound, found.C, X.T @ X)
         trusted = found.bound <= certificate.trusted_up_to(m, 2.0**-24)
-        assert settled == (found.bound if trusted else sharp)
+        # Between them is what a polish left, and how the two cores round.
+        assert settled == pytest.approx(float(found.bound if trusted else sharp), rel=0.01)
         doubtful += not trusted
         R = np.linalg.qr(X.astype(float), mode="r")
         C, G = found.C.astype(float), R.T @ R

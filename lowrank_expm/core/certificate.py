@@ -2,6 +2,7 @@
 from the exponential that it stands for."""
 
 import math
+from typing import Any
 
 from .._array import Array, adjoint, diagonal, eps, eye, frobenius, namespace
 
@@ -15,20 +16,21 @@ TRUST = 64.0
 MEANINGFUL = 0.01
 
 
-def defect_bound(C: Array, G: Array | None) -> Array:
+def defect_bound(C: Array, G: Array | None, left: Any = 0.0) -> Array:
     """Bound the defect ‖QᴴQ − I‖₂ of Q = I + F C Fᴴ with Gram matrix G (None: identity).
 
     With columns scaled to unit length, an error of relative size u in G moves QᴴQ by Ĉᴴ ΔĜ Ĉ,
     and rounding in the core by Ĉ Ĝ ΔĈ: both are below u (1 + ‖ĈĜĈᴴ‖^½ ‖Ĉ‖) up to a modest
     factor. Q is unitary to first order, so that ĈĜĈᴴ = −(Ĉ + Ĉᴴ) costs no product. The 2-norms of
     the positive semidefinite matrices are replaced by Frobenius norms, which need no iteration.
+    `left` is what the last polish could not remove, where the defect before it was not small.
     """
     xp = namespace(C)
     u = 0.5 * eps(C)
     if G is None:
-        return _first_order(DEFECT_FACTOR * u * (1.0 + frobenius(C + adjoint(C))))
+        return _first_order(DEFECT_FACTOR * u * (1.0 + frobenius(C + adjoint(C))) + left)
     inner, outer = (frobenius(a) for a in _perturbed(C, G))
-    return _first_order(DEFECT_FACTOR * u * (1.0 + xp.sqrt(inner) * xp.sqrt(outer)))
+    return _first_order(DEFECT_FACTOR * u * (1.0 + xp.sqrt(inner) * xp.sqrt(outer)) + left)
 
 
 def sharper_bound(C: Array, G: Array) -> Array:
@@ -60,7 +62,10 @@ def settled(bound: Array, C: Array, G: Array) -> Array:
     trusted = bound <= trusted_up_to(C.shape[-1], 0.5 * eps(C))
     if bool(xp.all(trusted)):
         return bound
-    return xp.where(trusted, bound, xp.minimum(bound, sharper_bound(C, G)))
+    # Of a bound with other parts only the first becomes sharper; infinity remains.
+    rest = bound - defect_bound(C, G)
+    sharper = sharper_bound(C, G) + xp.where(rest > 0, rest, xp.zeros_like(rest))
+    return xp.where(trusted | ~xp.isfinite(bound), bound, xp.minimum(bound, sharper))
 
 
 def _first_order(bound: Array) -> Array:

@@ -26,8 +26,11 @@ from .taylor import COEFFICIENTS, width
 
 _select, width_of, _trusted_up_to = inner(select), inner(width), inner(trusted_up_to)
 _WORK = 10
-# How far one doubling, which raises the defect two to threefold, raises the bound: it had room.
-ONCE = 1.5
+# By how much the bound of a core is raised that is not polished: of the half that a single doubling
+# makes larger, and of a Padé approximant, whose system is solved with errors of its own.
+UNPOLISHED = 2.0
+# A polish leaves ¾E² of a defect E: it is repeated where that is not small beside u, so many times.
+POLISHES = 4
 
 
 def _tables(char: str) -> tuple[float, np.ndarray, tuple[int, ...], tuple[float, ...]]:
@@ -90,7 +93,7 @@ def double(C, G, gram, x, y):
 
 @inner
 def polish(C, G, gram, w):
-    """One Newton–Schulz step towards the nearest unitary, in place; w is scratch."""
+    """One Newton–Schulz step towards the nearest unitary, in place; returns ¾‖E‖². w is scratch."""
     GC, H, D = w[0], w[1], w[2]
     _adjoint(C, H)
     if gram:
@@ -106,10 +109,24 @@ def polish(C, G, gram, w):
         mm(C, GC, H)
     else:
         mm(C, D, H)
-    half = C.real.dtype.type(0.5)
+    GD = GC if gram else D
+    half, total = C.real.dtype.type(0.5), 0.0
     for i in range(C.shape[0]):
         for j in range(C.shape[1]):
             C[i, j] -= half * (D[i, j] + H[i, j])
+            total += (GD[i, j] * GD[j, i]).real
+    return 0.75 * abs(total)
+
+
+@inner
+def _polished(C, G, gram, eps, w):
+    """Polish until what is left of the defect is small; returns that."""
+    left = polish(C, G, gram, w)
+    for _ in range(1, POLISHES):
+        if not 0.125 * eps < left < 0.5:  # done, or too far from unitary for it to converge
+            break
+        left = polish(C, G, gram, w)
+    return left if left > 0.5 * eps else 0.0
 
 
 @inner
@@ -269,8 +286,8 @@ def skew_batch(
 ):
     """Cores first..last of a batch; a grid of t runs over the batch of G again and again.
 
-    A single doubling of the polynomial is certified by what it doubles, and not polished unless
-    that is in doubt.
+    A single doubling of the polynomial is certified by what it doubles, too, and not polished
+    unless that is in doubt.
     """
     m = C.shape[1]
     w = np.zeros((_WORK, m, m), C.dtype)
@@ -290,17 +307,19 @@ def skew_batch(
         if squarings < 0:
             continue
         _times_w(w[slot], 0.5**squarings, t[e], gram, use_j, tW, Ce)
-        once = squarings == 1 and not chosen[e, 1]
+        once, before, left = squarings == 1 and not chosen[e, 1], 0.0, 0.0
         if once:
-            bound[e] = ONCE * _defect_bound(Ce, Gs, gram, eps, w[1:4], sums)
+            before = UNPOLISHED * _defect_bound(Ce, Gs, gram, eps, w[1:4], sums)
         for s in range(1, squarings + 1):
             double(Ce, Gs, gram, w[1], w[2])
             if s % DOUBLINGS_PER_POLISH == 0 or (s == squarings and not once):
-                polish(Ce, Gs, gram, w[1:4])
-        if not (once and bound[e] <= _trusted_up_to(m, 0.5 * eps)):
-            if once:
-                polish(Ce, Gs, gram, w[1:4])
-            bound[e] = _defect_bound(Ce, Gs, gram, eps, w[1:4], sums)
+                left = _polished(Ce, Gs, gram, eps, w[1:4])
+        if once and not before <= _trusted_up_to(m, 0.5 * eps):
+            before, left = 0.0, _polished(Ce, Gs, gram, eps, w[1:4])
+        after = _defect_bound(Ce, Gs, gram, eps, w[1:4], sums) + left
+        if chosen[e, 1] and squarings == 0:
+            after *= UNPOLISHED
+        bound[e] = max(before, after) if after <= MEANINGFUL else np.inf
         if use_j:
             scaled_back(scale, Ce)
 

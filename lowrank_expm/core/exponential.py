@@ -106,8 +106,8 @@ def skew_core(
         right = t * W
         A = right if G is None else right @ G
     scaled = scale_down(A, within)
-    C = _double(_scaled_phi1(scaled, G, t, W, right), G, scaled)
-    bound = defect_bound(C, G)
+    C, left = _double(_scaled_phi1(scaled, G, t, W, right), G, scaled)
+    bound = defect_bound(C, G, left)
     if D is not None:
         C = D[..., :, None] * C * D[..., None, :]
     return Core(C, scaled.order, scaled.squarings, bound)
@@ -251,20 +251,31 @@ def _scaled_phi1(s: Scaled, G: Array | None, t: Array, W: Array | None, right: A
     return (s.half() * t) * times_j(P) if W is None else P @ (s.half() * right)
 
 
-def _double(C: Array, G: Array | None, A: Scaled) -> Array:
-    """The doublings of a unitary core, polished on the way and, if there are any, at the end."""
+def _double(C: Array, G: Array | None, A: Scaled) -> tuple[Array, Any]:
+    """The doublings of a unitary core, polished on the way and, if there are any, at the end.
+
+    Also the defect that this last polish cannot remove.
+    """
 
     def double(C: Array) -> Array:
         return 2.0 * C + C @ (C if G is None else G @ C)
 
     if A.within is None and A.squarings <= 0:
-        return C
-    return polish(A.doubled(C, double, lambda C: polish(C, G)), G)
+        return C, 0.0
+    return _polished(A.doubled(C, double, lambda C: polish(C, G)), G)
 
 
 def polish(C: Array, G: Array | None) -> Array:
     """One Newton–Schulz step: C − ½(I + CG)D with the defect's core D = C + Cᴴ + CᴴGC."""
+    return _polished(C, G)[0]
+
+
+def _polished(C: Array, G: Array | None) -> tuple[Array, Array]:
+    """The step and ¾‖E‖_F², which it leaves of a defect E, if above u: tr E² = tr (GD)²."""
     GC = C if G is None else G @ C
     D = C + adjoint(C) + adjoint(C) @ GC
     GD = D if G is None else G @ D
-    return C - 0.5 * (D + C @ GD)
+    xp = namespace(C)
+    left = 0.75 * xp.abs(xp.sum(GD * xp.matrix_transpose(GD), axis=(-2, -1)))
+    left = xp.where(left > 0.5 * eps(C), left, xp.zeros_like(left))  # else it is all rounding
+    return C - 0.5 * (D + C @ GD), left
