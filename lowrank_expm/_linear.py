@@ -319,7 +319,7 @@ def product(C: np.ndarray, T: np.ndarray) -> np.ndarray:
     """C T between passes, whose threads share a batch and do not wait for those of BLAS."""
     count, cost = math.prod(T.shape[:-2]), math.prod(C.shape[-2:]) * T.shape[-1]
     with quiet_blas(count, cost):
-        if C.shape[:-2] != T.shape[:-2]:
+        if count == 1 or C.shape[:-2] != T.shape[:-2]:
             return C @ T
         c, x = (a.reshape(count, *a.shape[-2:]) for a in (C, T))
         z = np.empty((count, C.shape[-2], T.shape[-1]), np.result_type(C, T))
