@@ -17,6 +17,7 @@ from .tiles import (
     add,
     dots,
     dots_onto,
+    fetch,
     move,
     pair_of_sums,
     pair_of_tiles,
@@ -38,6 +39,9 @@ FLUSH = 4096
 FEW = 4
 # Rows of a tile where no more are left.
 LOW = 4
+# Bytes of a row from which on it is asked for while others are multiplied; shorter ones come by
+# themselves, because processors notice runs of lines.
+FETCHED = 128
 # Room for the last tile, which also keeps rows out of one cache set.
 PAD = 8
 
@@ -52,6 +56,7 @@ _pair_sums, _pair_sums_of_row = pair_of_sums(PAIR), pair_of_sums(1)
 _onto, _row_onto = tile(HEIGHT, WIDTH, onto=True), tile(1, WIDTH, onto=True)
 _tile, _narrow_tile = tile(HEIGHT, WIDTH), tile(HEIGHT, 1)
 _dots, _dots_onto = dots(), dots_onto()
+_fetch = fetch()
 
 
 @inner
@@ -155,8 +160,18 @@ def _panel(rows, columns, lanes, like):
 
 
 @inner
-def _add_up(P, p, q, first, last, m, lanes, H):
-    """H[i, j] += P[p:q, i]ᵀ P[p:q, j] for first ≤ i < last and j ≤ min(i, m), and some beyond."""
+def _fetch_row(parts, q):
+    """Ask for row q of some matrices to come into the cache."""
+    for a in parts:
+        _fetch(a, q)
+
+
+@inner
+def _add_up(P, p, q, first, last, m, lanes, parts, start, stop, H):
+    """H[i, j] += P[p:q, i]ᵀ P[p:q, j] for first ≤ i < last and j ≤ min(i, m), and some beyond.
+
+    Between tiles, rows start..stop of the parts are asked for, as far as there are tiles.
+    """
     i = first
     while i < last:
         height = 1 if last - i == 1 else LOW if last - i <= LOW else HEIGHT
@@ -178,6 +193,9 @@ def _add_up(P, p, q, first, last, m, lanes, H):
             else:
                 _narrow_row_sums(P, p, q, i, j, H)
             j += WIDTH * lanes if both else lanes
+            if start < stop:
+                _fetch_row(parts, start)
+                start += 1
         i += height
 
 
@@ -251,9 +269,11 @@ def accumulate_tasks(first, last, blocks, size, gram, U, V, scale, factors, B, p
     P, S = _panel(panel, m + k, lanes, U), _panel(m, panel, lanes, U)
     H = np.zeros((m + k + HEIGHT, _up(m, lanes)), U.dtype)
     K = np.zeros(H.shape)
+    wide = U.shape[2] * U.itemsize >= FETCHED
     direct = not gram and scale.shape[0] == 0 == factors.shape[0] and _whole(U, V)
     for task in range(first, last):
         e, lo = task // blocks, (task % blocks) * size
+        parts = U[min(e, U.shape[0] - 1)], V[min(e, V.shape[0] - 1)], B[min(e, B.shape[0] - 1)]
         hi = min(lo + size, n)
         if direct:
             _project(U, V, B, e, lo, hi, min(RUN, panel), H, K, partial[task])
@@ -269,7 +289,9 @@ def accumulate_tasks(first, last, blocks, size, gram, U, V, scale, factors, B, p
                         _place(B, e, lo, rows, P, m)
                     for p in range(0, rows, RUN):
                         q = min(p + RUN, rows)
-                        _add_up(P, p, q, 0 if gram else m, m + k, m, lanes, H)
+                        ahead = lo + rows if wide else hi
+                        start, stop = min(ahead + p, hi), min(ahead + q, hi)
+                        _add_up(P, p, q, 0 if gram else m, m + k, m, lanes, parts, start, stop, H)
                     lo += rows
                 _carry(H, K)
             _carry_out(K, gram, m, partial[task])

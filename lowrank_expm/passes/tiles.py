@@ -52,10 +52,10 @@ class _Matrix:
         return cgutils.unpack_tuple(self.builder, self.array.shape)[1]
 
     def load(self, i: Any, j: Any, lanes: int) -> Any:
-        return self.builder.load(self._at(i, j, lanes), align=self.size)
+        return self.builder.load(self.place(i, j, lanes), align=self.size)
 
     def store(self, value: Any, i: Any, j: Any) -> None:
-        self.builder.store(value, self._at(i, j, value.type.count), align=self.size)
+        self.builder.store(value, self.place(i, j, value.type.count), align=self.size)
 
     def sums(self, rows: int, columns: int) -> list[list[Any]]:
         """Vectors that start at zero, for registers."""
@@ -63,9 +63,9 @@ class _Matrix:
         one = self.builder, zero
         return [[cgutils.alloca_once_value(*one) for _ in range(columns)] for _ in range(rows)]
 
-    def _at(self, i: Any, j: Any, lanes: int) -> Any:
-        place = self.context, self.builder, self.kind, self.array, [i, j]
-        p = cgutils.get_item_pointer(*place, wraparound=False)
+    def place(self, i: Any, j: Any, lanes: int) -> Any:
+        entry = self.context, self.builder, self.kind, self.array, [i, j]
+        p = cgutils.get_item_pointer(*entry, wraparound=False)
         return self.builder.bitcast(p, ir.VectorType(self.real, lanes).as_pointer())
 
 
@@ -258,6 +258,27 @@ def add(lanes: int) -> Any:
     @intrinsic
     def run(typing: Any, a: Any, i: Any, j: Any, b: Any, out: Any, row: Any, column: Any) -> Any:
         return make((a, b, out))
+
+    return run
+
+
+def fetch() -> Any:
+    """Ask for row i of A, which is about to be read, to come into the cache."""
+
+    def generate(builder: Any, A: _Matrix, i: Any) -> None:
+        byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        start, step = ir.Constant(i.type, 0), ir.Constant(i.type, A.lanes)
+        with cgutils.for_range_slice(builder, start, A.columns, step, i.type) as (j, _):
+            place = builder.bitcast(A.place(i, j, 1), byte)
+            builder.call(prefetch, [place, *map(flag, (0, 3, 1))])  # to read, often, as data
+
+    make = _made("mi", generate)
+
+    @intrinsic
+    def run(typing: Any, A: Any, i: Any) -> Any:
+        return make((A,))
 
     return run
 
