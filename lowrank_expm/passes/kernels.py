@@ -22,6 +22,7 @@ from .tiles import (
     pair_of_sums,
     pair_of_tiles,
     tile,
+    tile_of_parts,
     tile_of_sums,
 )
 
@@ -39,9 +40,11 @@ FLUSH = 4096
 FEW = 4
 # Rows of a tile where no more are left.
 LOW = 4
-# Bytes of a row from which on it is asked for while others are multiplied; shorter ones come by
-# themselves, because processors notice runs of lines.
-FETCHED = 128
+# Rows of at most so many bytes come into the cache by themselves, because processors notice runs
+# of lines; longer ones are asked for, so many rows ahead where no panel tells how many.
+SHORT, AHEAD = 128, 16
+# Rows of at most so many bytes are multiplied where they lie, without a panel.
+IN_PLACE = 256
 # Room for the last tile, which also keeps rows out of one cache set.
 PAD = 8
 
@@ -55,6 +58,7 @@ _pair, _pair_of_rows = pair_of_tiles(PAIR), pair_of_tiles(1)
 _pair_sums, _pair_sums_of_row = pair_of_sums(PAIR), pair_of_sums(1)
 _onto, _row_onto = tile(HEIGHT, WIDTH, onto=True), tile(1, WIDTH, onto=True)
 _tile, _narrow_tile = tile(HEIGHT, WIDTH), tile(HEIGHT, 1)
+_tile_of_parts, _narrow_tile_of_parts = tile_of_parts(HEIGHT, WIDTH), tile_of_parts(HEIGHT, 1)
 _dots, _dots_onto = dots(), dots_onto()
 _fetch = fetch()
 
@@ -269,7 +273,7 @@ def accumulate_tasks(first, last, blocks, size, gram, U, V, scale, factors, B, p
     P, S = _panel(panel, m + k, lanes, U), _panel(m, panel, lanes, U)
     H = np.zeros((m + k + HEIGHT, _up(m, lanes)), U.dtype)
     K = np.zeros(H.shape)
-    wide = U.shape[2] * U.itemsize >= FETCHED
+    long = U.shape[2] * U.itemsize > SHORT
     direct = not gram and scale.shape[0] == 0 == factors.shape[0] and _whole(U, V)
     for task in range(first, last):
         e, lo = task // blocks, (task % blocks) * size
@@ -289,7 +293,7 @@ def accumulate_tasks(first, last, blocks, size, gram, U, V, scale, factors, B, p
                         _place(B, e, lo, rows, P, m)
                     for p in range(0, rows, RUN):
                         q = min(p + RUN, rows)
-                        ahead = lo + rows if wide else hi
+                        ahead = lo + rows if long else hi
                         start, stop = min(ahead + p, hi), min(ahead + q, hi)
                         _add_up(P, p, q, 0 if gram else m, m + k, m, lanes, parts, start, stop, H)
                     lo += rows
@@ -374,6 +378,24 @@ def _update(U, V, zt, B, lo, hi, out):
             _dots_onto(U, V, q, zt, c, B, out)
 
 
+@inner
+def _update_in_tiles(U, V, z, B, lo, hi, out):
+    """The same for whole vectors of columns, and for as many rows at a time as a tile has."""
+    lanes, k = VECTOR_BYTES // U.itemsize, B.shape[1]
+    tiles = _up(k, WIDTH * lanes) // (WIDTH * lanes)
+    fetched = _up(HEIGHT, tiles) // tiles if k * B.itemsize > SHORT else 0
+    for q in range(lo, hi, HEIGHT):
+        start, stop = q + AHEAD, min(q + AHEAD + HEIGHT, hi)
+        for j in range(0, k, WIDTH * lanes):
+            if j + (WIDTH - 1) * lanes < k:
+                _tile_of_parts(U, V, q, z, j, B, out)
+            else:
+                _narrow_tile_of_parts(U, V, q, z, j, B, out)
+            for p in range(start, min(start + fetched, stop)):
+                _fetch_row((U, V, B), p)
+            start += fetched
+
+
 @jit
 def update_tasks(first, last, blocks, size, adds, U, V, scale, factors, Z, B, out):
     """out[g] = B + F Z[g] (F Z[g] unless adds) over the rows of each task, for each g of a grid."""
@@ -381,7 +403,11 @@ def update_tasks(first, last, blocks, size, adds, U, V, scale, factors, Z, B, ou
     lanes = VECTOR_BYTES // U.itemsize
     few, many = k < FEW, grid > 1 and k < FEW
     plain = scale.shape[0] == 0 == factors.shape[0] and adds
-    direct = plain and few and not many and U.shape[2] % lanes == 0 == V.shape[2] % lanes
+    if few:
+        direct = plain and grid == 1 and U.shape[2] % lanes == 0 == V.shape[2] % lanes
+    else:
+        row = max(U.shape[2], V.shape[2], k) * U.itemsize
+        direct = plain and grid == 1 and k % lanes == 0 and row <= IN_PLACE
     panel = LONG if grid > 1 or factors.shape[0] > 0 else _panel_rows(U, V)
     columns = grid * k
     P, S = _panel(panel, m, lanes, U), _panel(m, panel, lanes, U)
@@ -396,8 +422,11 @@ def update_tasks(first, last, blocks, size, adds, U, V, scale, factors, Z, B, ou
         end = min(start + size, n)
         if direct:
             u, v = U[min(e, U.shape[0] - 1)], V[min(e, V.shape[0] - 1)]
-            whole = end - (end - start) % lanes
-            _update(u, v, zt, b, start, whole, out[0, e])
+            whole = end - (end - start) % (lanes if few else HEIGHT)
+            if few:
+                _update(u, v, zt, b, start, whole, out[0, e])
+            else:
+                _update_in_tiles(u, v, z, b, start, whole, out[0, e])
             start = whole
         for lo in range(start, end, panel):
             rows = min(panel, end - lo)

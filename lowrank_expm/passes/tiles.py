@@ -116,6 +116,34 @@ def tile(height: int, width: int, onto: bool = False) -> Any:
     return run
 
 
+def tile_of_parts(height: int, width: int) -> Any:
+    """out[i:i+height, j:] = b[i:i+height, j:] + [A₁ A₂][i:i+height] Z[:, j:], width in vectors."""
+
+    def generate(builder: Any, *given: Any) -> None:
+        *parts, i, Z, j, b, out = given
+        sums, at = Z.sums(height, width), ir.Constant(i.type, 0)
+        for A in parts:
+            with cgutils.for_range(builder, A.columns, intp=i.type) as loop:
+                row = _vectors(builder, Z, builder.add(at, loop.index), j, width)
+                for x in range(height):
+                    a = A.load(_plus(builder, i, x), loop.index, 1)
+                    _add_multiple(builder, a, row, sums[x])
+            at = builder.add(at, A.columns)
+        for x in range(height):
+            place = _plus(builder, i, x)
+            for v, start in enumerate(_vectors(builder, b, place, j, width)):
+                total = builder.fadd(start, builder.load(sums[x][v]))
+                out.store(total, place, _plus(builder, j, v * Z.lanes))
+
+    make = _made("mmimimm", generate)
+
+    @intrinsic
+    def run(typing: Any, A1: Any, A2: Any, i: Any, Z: Any, j: Any, b: Any, out: Any) -> Any:
+        return make((A1, A2, Z, b, out))
+
+    return run
+
+
 def pair_of_tiles(height: int) -> Any:
     """One vector of columns of C and D: [A₁ A₂ A₃ A₄][p:p+height] times those of W and X."""
 
