@@ -29,7 +29,7 @@ from .tiles import (
 # Rows of a panel: half a page of an operand, for processors then read ahead into the other half,
 # but neither too few nor more than the cache holds; of one that is also held transposed, more.
 HALF_PAGE = 2048
-FEWEST, MOST, LONG = 16, 64, 256
+FEWEST, MOST, LONG = 32, 64, 256
 # Rows that are added up one after the other.
 RUN = 32
 # Rows after which sums move on: a sum of sums of a few numbers is rounded less.
@@ -151,9 +151,15 @@ def _transpose(a, rows, columns, out):
 
 
 @inner
+def _rows_of_half_a_page(U, V):
+    """How many of the longer part's."""
+    return HALF_PAGE // max(1, max(U.shape[2], V.shape[2]) * U.itemsize)
+
+
+@inner
 def _panel_rows(U, V):
     """Rows of a panel: for the frame alone, so that its sums do not depend on what is beside it."""
-    rows = HALF_PAGE // max(1, max(U.shape[2], V.shape[2]) * U.itemsize)
+    rows = _rows_of_half_a_page(U, V)
     return min(rows, MOST) if rows >= FEWEST else MOST
 
 
@@ -273,7 +279,7 @@ def accumulate_tasks(first, last, blocks, size, gram, U, V, scale, factors, B, p
     P, S = _panel(panel, m + k, lanes, U), _panel(m, panel, lanes, U)
     H = np.zeros((m + k + HEIGHT, _up(m, lanes)), U.dtype)
     K = np.zeros(H.shape)
-    long = U.shape[2] * U.itemsize > SHORT
+    long = _rows_of_half_a_page(U, V) < FEWEST
     direct = not gram and scale.shape[0] == 0 == factors.shape[0] and _whole(U, V)
     for task in range(first, last):
         e, lo = task // blocks, (task % blocks) * size
