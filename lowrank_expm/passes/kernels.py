@@ -29,7 +29,7 @@ from .tiles import (
 # Rows of a panel: half a page of an operand, for processors then read ahead into the other half,
 # but neither too few nor more than the cache holds; of one that is also held transposed, more.
 HALF_PAGE = 2048
-FEWEST, MOST, LONG = 32, 64, 256
+TOO_FEW, MOST, LONG = 16, 64, 256
 # Rows that are added up one after the other.
 RUN = 32
 # Rows after which sums move on: a sum of sums of a few numbers is rounded less.
@@ -40,11 +40,11 @@ FLUSH = 4096
 FEW = 4
 # Rows of a tile where no more are left.
 LOW = 4
-# Rows of at most so many bytes come into the cache by themselves, because processors notice runs
-# of lines; longer ones are asked for, so many rows ahead where no panel tells how many.
-SHORT, AHEAD = 128, 16
-# Rows of at most so many bytes are multiplied where they lie, without a panel.
-IN_PLACE = 256
+# Rows of at most so many bytes are summed up where they lie, without a panel, and come into the
+# cache by themselves, because processors notice runs of lines; longer ones are asked for.
+SHORT = 128
+# Rows of at most so many bytes are updated where they lie; long ones are asked for so far ahead.
+MEDIUM, AHEAD = 256, 16
 # Room for the last tile, which also keeps rows out of one cache set.
 PAD = 8
 
@@ -160,7 +160,7 @@ def _rows_of_half_a_page(U, V):
 def _panel_rows(U, V):
     """Rows of a panel: for the frame alone, so that its sums do not depend on what is beside it."""
     rows = _rows_of_half_a_page(U, V)
-    return min(rows, MOST) if rows >= FEWEST else MOST
+    return min(rows, MOST) if rows > TOO_FEW else MOST
 
 
 @inner
@@ -170,43 +170,65 @@ def _panel(rows, columns, lanes, like):
 
 
 @inner
-def _fetch_row(parts, q):
-    """Ask for row q of some matrices to come into the cache."""
-    for a in parts:
-        _fetch(a, q)
+def _add_up(P, p, q, first, last, m, lanes, H):
+    """H[i, j] += P[p:q, i]ᵀ P[p:q, j] for first ≤ i < last and j ≤ min(i, m), and some beyond."""
+    i = first
+    while i < last:
+        height, j = _height(last - i), 0
+        end = min(m, i + height)
+        while j < end:
+            j += _add_up_tile(P, p, q, i, j, height, end, lanes, H)
+        i += height
 
 
 @inner
-def _add_up(P, p, q, first, last, m, lanes, parts, start, stop, H):
-    """H[i, j] += P[p:q, i]ᵀ P[p:q, j] for first ≤ i < last and j ≤ min(i, m), and some beyond.
-
-    Between tiles, rows start..stop of the parts are asked for, as far as there are tiles.
-    """
+def _add_up_fetching(P, p, q, first, last, m, lanes, U, V, B, start, stop, H):
+    """The same; between tiles, rows start..stop of [U V B] come into the cache."""
     i = first
     while i < last:
-        height = 1 if last - i == 1 else LOW if last - i <= LOW else HEIGHT
-        end, j = min(m, i + height), 0
+        height, j = _height(last - i), 0
+        end = min(m, i + height)
         while j < end:
-            both = WIDTH > 1 and j + lanes < end
-            if height == HEIGHT:
-                if both:
-                    _sums(P, p, q, i, j, H)
-                else:
-                    _narrow_sums(P, p, q, i, j, H)
-            elif height == LOW:
-                if both:
-                    _low_sums(P, p, q, i, j, H)
-                else:
-                    _low_narrow_sums(P, p, q, i, j, H)
-            elif both:
-                _row_sums(P, p, q, i, j, H)
-            else:
-                _narrow_row_sums(P, p, q, i, j, H)
-            j += WIDTH * lanes if both else lanes
+            j += _add_up_tile(P, p, q, i, j, height, end, lanes, H)
             if start < stop:
-                _fetch_row(parts, start)
+                _fetch_row(U, V, B, start)
                 start += 1
         i += height
+
+
+@inner
+def _height(rows):
+    """How many of so many rows the next tile has."""
+    return 1 if rows == 1 else LOW if rows <= LOW else HEIGHT
+
+
+@inner
+def _add_up_tile(P, p, q, i, j, height, end, lanes, H):
+    """H += P[p:q]ᵀ P[p:q] in the tile at i and j, not wider than `end` needs; returns its width."""
+    both = WIDTH > 1 and j + lanes < end
+    if height == HEIGHT:
+        if both:
+            _sums(P, p, q, i, j, H)
+        else:
+            _narrow_sums(P, p, q, i, j, H)
+    elif height == LOW:
+        if both:
+            _low_sums(P, p, q, i, j, H)
+        else:
+            _low_narrow_sums(P, p, q, i, j, H)
+    elif both:
+        _row_sums(P, p, q, i, j, H)
+    else:
+        _narrow_row_sums(P, p, q, i, j, H)
+    return WIDTH * lanes if both else lanes
+
+
+@inner
+def _fetch_row(U, V, B, q):
+    """Ask for row q of [U V B]."""
+    _fetch(U, q)
+    _fetch(V, q)
+    _fetch(B, q)
 
 
 @inner
@@ -242,18 +264,32 @@ def _carry_out(H, gram, m, out):
 
 
 @inner
-def _project(U, V, B, e, lo, hi, run, H, K, out):
-    """out += [0 FᵀB] over rows of whole vectors, adding in the order of accumulate_tasks."""
-    u, v, b = U[min(e, U.shape[0] - 1)], V[min(e, V.shape[0] - 1)], B[min(e, B.shape[0] - 1)]
-    m = 2 * U.shape[2]
+def _sum_in_place(U, V, B, lo, hi, gram, run, H, K, out):
+    """The sums of accumulate_tasks over rows of whole vectors, in the same order."""
+    m = 2 * U.shape[1]
     for flush in range(lo, hi, FLUSH):
         end = min(flush + FLUSH, hi)
         for group in range(flush, end, GROUP):
             stop = min(group + GROUP, end)
             for p in range(group, stop, run):
-                _project_run(u, v, b, p, min(p + run, stop), m, H)
+                q = min(p + run, stop)
+                if gram:
+                    _gram_run(U, V, p, q, H)
+                _project_run(U, V, B, p, q, m, H)
             _carry(H, K)
-        _carry_out(K, False, m, out)
+        _carry_out(K, gram, m, out)
+
+
+@inner
+def _gram_run(U, V, p, q, H):
+    """H += [U V][p:q]ᵀ [U V][p:q] on and below the diagonal, and some above."""
+    r, lanes = U.shape[1], VECTOR_BYTES // U.itemsize
+    for i in range(0, r, HEIGHT):
+        for j in range(0, i + HEIGHT, lanes):
+            _narrow_sums(U, p, q, i, j, H)
+    for i in range(0, r, PAIR):
+        for j in range(0, r, lanes):
+            _pair_sums(V, p, q, i, U, V, j, H, r + i)
 
 
 @inner
@@ -279,14 +315,15 @@ def accumulate_tasks(first, last, blocks, size, gram, U, V, scale, factors, B, p
     P, S = _panel(panel, m + k, lanes, U), _panel(m, panel, lanes, U)
     H = np.zeros((m + k + HEIGHT, _up(m, lanes)), U.dtype)
     K = np.zeros(H.shape)
-    long = _rows_of_half_a_page(U, V) < FEWEST
-    direct = not gram and scale.shape[0] == 0 == factors.shape[0] and _whole(U, V)
+    top, long = 0 if gram else m, _rows_of_half_a_page(U, V) <= TOO_FEW
+    short = not gram or U.shape[2] * U.itemsize <= SHORT
+    direct = short and scale.shape[0] == 0 == factors.shape[0] and _whole(U, V)
     for task in range(first, last):
         e, lo = task // blocks, (task % blocks) * size
-        parts = U[min(e, U.shape[0] - 1)], V[min(e, V.shape[0] - 1)], B[min(e, B.shape[0] - 1)]
+        u, v, b = U[min(e, U.shape[0] - 1)], V[min(e, V.shape[0] - 1)], B[min(e, B.shape[0] - 1)]
         hi = min(lo + size, n)
         if direct:
-            _project(U, V, B, e, lo, hi, min(RUN, panel), H, K, partial[task])
+            _sum_in_place(u, v, b, lo, hi, gram, min(RUN, panel), H, K, partial[task])
             continue
         while lo < hi:
             flush = min(lo + FLUSH, hi)
@@ -299,9 +336,11 @@ def accumulate_tasks(first, last, blocks, size, gram, U, V, scale, factors, B, p
                         _place(B, e, lo, rows, P, m)
                     for p in range(0, rows, RUN):
                         q = min(p + RUN, rows)
-                        ahead = lo + rows if long else hi
-                        start, stop = min(ahead + p, hi), min(ahead + q, hi)
-                        _add_up(P, p, q, 0 if gram else m, m + k, m, lanes, parts, start, stop, H)
+                        if long:
+                            next = lo + rows + p, min(lo + rows + q, hi)
+                            _add_up_fetching(P, p, q, top, m + k, m, lanes, u, v, b, *next, H)
+                        else:
+                            _add_up(P, p, q, top, m + k, m, lanes, H)
                     lo += rows
                 _carry(H, K)
             _carry_out(K, gram, m, partial[task])
@@ -398,7 +437,7 @@ def _update_in_tiles(U, V, z, B, lo, hi, out):
             else:
                 _narrow_tile_of_parts(U, V, q, z, j, B, out)
             for p in range(start, min(start + fetched, stop)):
-                _fetch_row((U, V, B), p)
+                _fetch_row(U, V, B, p)
             start += fetched
 
 
@@ -413,7 +452,7 @@ def update_tasks(first, last, blocks, size, adds, U, V, scale, factors, Z, B, ou
         direct = plain and grid == 1 and U.shape[2] % lanes == 0 == V.shape[2] % lanes
     else:
         row = max(U.shape[2], V.shape[2], k) * U.itemsize
-        direct = plain and grid == 1 and k % lanes == 0 and row <= IN_PLACE
+        direct = plain and grid == 1 and k % lanes == 0 and row <= MEDIUM
     panel = LONG if grid > 1 or factors.shape[0] > 0 else _panel_rows(U, V)
     columns = grid * k
     P, S = _panel(panel, m, lanes, U), _panel(m, panel, lanes, U)
