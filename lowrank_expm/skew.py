@@ -11,7 +11,7 @@ from ._array import from_the_left, is_foreign, spread
 from .core.exponential import apply_j, skew_of
 from .passes import Frame
 from .passes.basis import length
-from .passes.numpy_passes import gram, no_vectors, project, update
+from .passes.numpy_passes import gram, new, no_vectors, project, update
 from .unitary import LowRankUnitary
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _result(
 ) -> np.ndarray:
     """The array to write to, with a column axis."""
     if out is None:
-        return np.empty(shape, dtype)
+        return new(shape, dtype) if len(shape) > 2 else np.empty(shape, dtype)
     _inputs.output(out, shape[:-1] if vector else shape, dtype, B, *inputs)
     return out[..., None] if vector else out
 

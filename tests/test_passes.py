@@ -16,7 +16,15 @@ import pytest
 
 from lowrank_expm import LowRankSkew, expm_multiply, skew_expm_multiply
 from lowrank_expm.passes import Frame, watching
-from lowrank_expm.passes.numpy_passes import accumulate, block_rows, combine, gram, project, update
+from lowrank_expm.passes.numpy_passes import (
+    accumulate,
+    block_rows,
+    combine,
+    gram,
+    new,
+    project,
+    update,
+)
 
 from . import generators as gen
 from . import naive
@@ -320,6 +328,42 @@ def test_one_column_along_a_grid(batch, n, dtype):
     check_update(Frame((U, V)), Z, B, dtype, sliced)
 
 
+@pytest.mark.parametrize("skipped", [0, 1])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_long_curves_are_whole_wherever_they_begin(dtype, skipped):
+    """From 32 MiB on they are written past the caches, where their vectors are lines of memory."""
+    rng = np.random.default_rng(16)
+    n, grid = (1 << 22) // np.dtype(dtype).itemsize + 64 - skipped, 9
+    U, V, B = (whole(rng, (n, width), dtype) for width in (2, 2, 1))
+    Z = whole(rng, (grid, 4, 1), dtype)
+    memory = new((grid * n + skipped,), np.dtype(dtype))
+    assert memory.ctypes.data % 64 == 0
+    assert memory.nbytes > 1 << 25
+    out = memory[skipped:].reshape(grid, n, 1)
+    update(Frame((U, V)), Z, B, np.dtype(dtype), out)
+    assert np.array_equal(out, B + np.concatenate([U, V], axis=-1) @ Z)
+
+
+# --- rows where they lie, and in panels -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("r", [8, 16, 24, 32, 64])
+@pytest.mark.parametrize("k", [1, 3, 4, 8, 16, 24, 32, 64])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rows_give_the_same_bits_with_and_without_a_panel(r, k, dtype):
+    """A scale of ones changes no entry, but has the rows laid into a panel."""
+    rng = np.random.default_rng(17)
+    n = 4621
+    U, V, B = (rng.standard_normal((n, width)).astype(dtype) for width in (r, r, k))
+    Z = rng.standard_normal((2 * r, k)).astype(dtype)
+    plain, scaled = Frame((U, V)), Frame((U, V), np.ones(2 * r, dtype))
+    for one, other in zip(*(accumulate(f, B, B.dtype) for f in (plain, scaled)), strict=True):
+        assert np.array_equal(one, other)
+    assert np.array_equal(project(plain, B, B.dtype), project(scaled, B, B.dtype))
+    results = (update(f, Z, B, B.dtype, np.empty_like(B)) for f in (plain, scaled))
+    assert np.array_equal(*results)
+
+
 # --- combine ---------------------------------------------------------------------------------
 
 
@@ -471,7 +515,9 @@ def test_errors_of_equal_terms_do_not_pile_up(dtype, value):
     assert abs(float(found) - exact) <= 20 * gen.unit(dtype) * exact
 
 
-@pytest.mark.parametrize(("r", "k"), [(8, 8), (16, 9), (17, 31), (32, 32), (40, 1)])
+@pytest.mark.parametrize(
+    ("r", "k"), [(8, 8), (16, 9), (16, 16), (17, 31), (32, 32), (40, 1), (64, 64)]
+)
 @pytest.mark.parametrize("dtype", gen.DTYPES)
 def test_wide_operands(r, k, dtype):
     """Tiles of all shapes, and panels of all lengths."""

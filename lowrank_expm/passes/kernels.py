@@ -21,9 +21,11 @@ from .tiles import (
     move,
     pair_of_sums,
     pair_of_tiles,
+    settle,
     tile,
     tile_of_parts,
     tile_of_sums,
+    turn,
 )
 
 # Rows of a panel: half a page of an operand, for processors then read ahead into the other half,
@@ -45,6 +47,8 @@ LOW = 4
 SHORT = 128
 # Rows of at most so many bytes are updated where they lie; long ones are asked for so far ahead.
 MEDIUM, AHEAD = 256, 16
+# Curves of at least so many bytes are written past the caches.
+HUGE = 1 << 25
 # Room for the last tile, which also keeps rows out of one cache set.
 PAD = 8
 
@@ -57,10 +61,13 @@ PAIR = HEIGHT * WIDTH // 2
 _pair, _pair_of_rows = pair_of_tiles(PAIR), pair_of_tiles(1)
 _pair_sums, _pair_sums_of_row = pair_of_sums(PAIR), pair_of_sums(1)
 _onto, _row_onto = tile(HEIGHT, WIDTH, onto=True), tile(1, WIDTH, onto=True)
+_onto_memory = tile(HEIGHT, WIDTH, onto=True, past_caches=True)
+_row_onto_memory = tile(1, WIDTH, onto=True, past_caches=True)
+_settle = settle()
 _tile, _narrow_tile = tile(HEIGHT, WIDTH), tile(HEIGHT, 1)
 _tile_of_parts, _narrow_tile_of_parts = tile_of_parts(HEIGHT, WIDTH), tile_of_parts(HEIGHT, 1)
 _dots, _dots_onto = dots(), dots_onto()
-_fetch = fetch()
+_fetch, _turn = fetch(), turn()
 
 
 @inner
@@ -136,17 +143,14 @@ def _substitute(R, rows, S):
 
 @inner
 def _transpose(a, rows, columns, out):
-    """out = aᵀ in the leading corner, eight rows of a at a time."""
-    even = rows - rows % 8
-    for q in range(0, even, 8):
-        a0, a1, a2, a3 = a[q], a[q + 1], a[q + 2], a[q + 3]
-        a4, a5, a6, a7 = a[q + 4], a[q + 5], a[q + 6], a[q + 7]
-        for j in range(columns):
-            y = out[j]
-            y[q], y[q + 1], y[q + 2], y[q + 3] = a0[j], a1[j], a2[j], a3[j]
-            y[q + 4], y[q + 5], y[q + 6], y[q + 7] = a4[j], a5[j], a6[j], a7[j]
-    for q in range(even, rows):
-        for j in range(columns):
+    """out = aᵀ in the leading corner, whole vectors both ways as far as they go."""
+    lanes = VECTOR_BYTES // a.itemsize
+    down, along = rows - rows % lanes, columns - columns % lanes
+    for q in range(0, down, lanes):
+        for j in range(0, along, lanes):
+            _turn(a, q, j, out, j, q)
+    for q in range(rows):
+        for j in range(along if q < down else 0, columns):
             out[j, q] = a[q, j]
 
 
@@ -403,16 +407,32 @@ def _write_transposed(Y, at, b, adds, out, lo, rows):
 
 
 @inner
-def _curves(zt, S, rows, lanes, b, out):
+def _curves(zt, S, rows, lanes, b, past_caches, out):
     """out[g, q] = b[0, q] + (zt S)[g, q] for whole vectors of rows q."""
     count, grid = S.shape[0], out.shape[0]
     whole = grid - grid % HEIGHT
     for g in range(0, whole, HEIGHT):
         for q in range(0, rows, WIDTH * lanes):
-            _onto(zt, g, S, q, count, b, out, q)
+            if past_caches:
+                _onto_memory(zt, g, S, q, count, b, out, q)
+            else:
+                _onto(zt, g, S, q, count, b, out, q)
     for g in range(whole, grid):
         for q in range(0, rows, WIDTH * lanes):
-            _row_onto(zt, g, S, q, count, b, out, q)
+            if past_caches:
+                _row_onto_memory(zt, g, S, q, count, b, out, q)
+            else:
+                _row_onto(zt, g, S, q, count, b, out, q)
+    if past_caches:
+        _settle()
+
+
+@inner
+def _passes_caches(out):
+    """Whether curves are too much for the caches, and their vectors whole lines of memory."""
+    apart = out.ctypes.data % VECTOR_BYTES + out.strides[0] % VECTOR_BYTES
+    apart += out.strides[1] % VECTOR_BYTES
+    return apart == 0 and out.size * out.itemsize >= HUGE
 
 
 @inner
@@ -453,6 +473,7 @@ def update_tasks(first, last, blocks, size, adds, U, V, scale, factors, Z, B, ou
     else:
         row = max(U.shape[2], V.shape[2], k) * U.itemsize
         direct = plain and grid == 1 and k % lanes == 0 and row <= MEDIUM
+    past_caches = many and _passes_caches(out)
     panel = LONG if grid > 1 or factors.shape[0] > 0 else _panel_rows(U, V)
     columns = grid * k
     P, S = _panel(panel, m, lanes, U), _panel(m, panel, lanes, U)
@@ -480,7 +501,7 @@ def update_tasks(first, last, blocks, size, adds, U, V, scale, factors, Z, B, ou
                 _frame_columns(U, V, scale, factors, e, lo, rows, S)
                 if adds and k == 1:
                     done = rows - rows % (WIDTH * lanes)
-                    _curves(zt, S[:m], done, lanes, b[lo:].T, out[:, e, lo:, 0])
+                    _curves(zt, S[:m], done, lanes, b[lo:].T, past_caches, out[:, e, lo:, 0])
                 _multiply(zt, S[:m, done:], rows - done, columns, lanes, Y)
             else:
                 _frame_rows(U, V, scale, factors, e, lo, rows, P, S)

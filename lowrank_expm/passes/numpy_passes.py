@@ -227,7 +227,7 @@ def combine(
     r, k = frame.width // 2, Ybar.shape[-1]
     if out is None:
         widths = (r, 1024), (r, 2048), (k, 3072)
-        U, V, Y = (_new((*batch, frame.rows, w), dtype, offset) for w, offset in widths)
+        U, V, Y = (new((*batch, frame.rows, w), dtype, offset) for w, offset in widths)
         out = U, V, Y
     if math.prod(batch) and frame.rows:
         with compiling("combine", dtype.char):
@@ -235,8 +235,8 @@ def combine(
     return out
 
 
-def _new(shape: tuple[int, ...], dtype: np.dtype, offset: int) -> np.ndarray:
-    """A new array; a long one starts at this offset in a page."""
+def new(shape: tuple[int, ...], dtype: np.dtype, offset: int = 0) -> np.ndarray:
+    """A new array; a long one starts at this offset in a page, and so at a whole vector."""
     size = math.prod(shape) * dtype.itemsize
     if size < SPREAD_BYTES:
         return np.empty(shape, dtype)

@@ -54,8 +54,14 @@ class _Matrix:
     def load(self, i: Any, j: Any, lanes: int) -> Any:
         return self.builder.load(self.place(i, j, lanes), align=self.size)
 
-    def store(self, value: Any, i: Any, j: Any) -> None:
-        self.builder.store(value, self.place(i, j, value.type.count), align=self.size)
+    def store(self, value: Any, i: Any, j: Any, past_caches: bool = False) -> None:
+        place = self.place(i, j, value.type.count)
+        if not past_caches:
+            self.builder.store(value, place, align=self.size)
+            return
+        done = self.builder.store(value, place, align=VECTOR_BYTES)
+        once = ir.Constant(ir.IntType(32), 1)
+        done.set_metadata("nontemporal", self.builder.module.add_metadata([once]))
 
     def sums(self, rows: int, columns: int) -> list[list[Any]]:
         """Vectors that start at zero, for registers."""
@@ -88,8 +94,11 @@ def _made(kinds: str, generate: Callable[..., None]) -> Any:
     return typed
 
 
-def tile(height: int, width: int, onto: bool = False) -> Any:
-    """C[i:i+height, at:] = [b[0, at:] +] A[i:i+height, :count] B[:count, j:], width in vectors."""
+def tile(height: int, width: int, onto: bool = False, past_caches: bool = False) -> Any:
+    """C[i:i+height, at:] = [b[0, at:] +] A[i:i+height, :count] B[:count, j:], width in vectors.
+
+    What is written past the caches must lie in whole vectors of memory.
+    """
 
     def generate(builder: Any, *given: Any) -> None:
         A, i, B, j, count, b, C, at = given
@@ -103,7 +112,7 @@ def tile(height: int, width: int, onto: bool = False) -> Any:
             for v in range(width):
                 value = builder.load(sums[x][v])
                 value = builder.fadd(start[v], value) if onto else value
-                C.store(value, _plus(builder, i, x), _plus(builder, at, v * B.lanes))
+                C.store(value, _plus(builder, i, x), _plus(builder, at, v * B.lanes), past_caches)
 
     make = _made("mimiimmi", generate)
 
@@ -257,11 +266,44 @@ def dots_onto() -> Any:
     return run
 
 
+def settle() -> Any:
+    """Let other threads see what was written past the caches."""
+
+    @intrinsic
+    def run(typing: Any) -> Any:
+        def build(context: Any, builder: Any, *_: Any) -> Any:
+            builder.fence("seq_cst")
+            return context.get_dummy_value()
+
+        return types.void(), build
+
+    return run
+
+
 def move(lanes: int) -> Any:
     """out[row, column:column+lanes] = a[i, j:j+lanes]."""
 
     def generate(_: Any, a: _Matrix, i: Any, j: Any, out: _Matrix, row: Any, column: Any) -> None:
         out.store(a.load(i, j, lanes), row, column)
+
+    make = _made("miimii", generate)
+
+    @intrinsic
+    def run(typing: Any, a: Any, i: Any, j: Any, out: Any, row: Any, column: Any) -> Any:
+        return make((a, out))
+
+    return run
+
+
+def turn() -> Any:
+    """out[row:row+lanes, column:column+lanes] = a[i:i+lanes, j:j+lanes]ᵀ."""
+
+    def generate(
+        builder: Any, a: _Matrix, i: Any, j: Any, out: _Matrix, row: Any, column: Any
+    ) -> None:
+        values = [a.load(_plus(builder, i, x), j, a.lanes) for x in range(a.lanes)]
+        for x, value in enumerate(_turned(builder, values)):
+            out.store(value, _plus(builder, row, x), column)
 
     make = _made("miimii", generate)
 
@@ -388,6 +430,21 @@ def _add_to_column(builder: Any, value: Any, b: _Matrix, out: _Matrix, i: Any, c
 def _shuffle(builder: Any, a: Any, b: Any, picks: list[int]) -> Any:
     mask = ir.Constant(ir.VectorType(ir.IntType(32), len(picks)), picks)
     return builder.shuffle_vector(a, b, mask)
+
+
+def _turned(builder: Any, values: list[Any]) -> list[Any]:
+    """The transpose of as many vectors as each has lanes: blocks off the diagonal change places."""
+    lanes = len(values)
+    d = lanes // 2
+    while d:
+        low = [x + lanes - d if x & d else x for x in range(lanes)]
+        high = [x + lanes if x & d else x + d for x in range(lanes)]
+        for x in range(lanes):
+            if not x & d:
+                a, b = values[x], values[x + d]
+                values[x], values[x + d] = (_shuffle(builder, a, b, m) for m in (low, high))
+        d //= 2
+    return values
 
 
 def _sum_of_each(builder: Any, values: list[Any]) -> Any:
