@@ -20,7 +20,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter, process_time
+from time import perf_counter, process_time, sleep
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ import torch
 from lowrank_expm import _threads, skew_expm_multiply
 
 HEADS, WIDTH = 12, 64
+PAUSE = 0.05  # seconds in which the threads of one library go to sleep before another is timed
 Operation = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -75,6 +76,7 @@ def times(
     found: dict[str, list[float]] = {name: [] for name in OPERATIONS}
     for i in range(repeats + 1):
         for name, operation in OPERATIONS.items():
+            sleep(PAUSE)
             start = clock()
             run(operation, given)
             if i:

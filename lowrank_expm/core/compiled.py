@@ -21,7 +21,7 @@ from .certificate import DEFECT_FACTOR, MEANINGFUL, trusted_up_to
 from .compiled_loops import add_block, identity, mm, one_norm, scaled
 from .exponential import DOUBLINGS_PER_POLISH, SAFE_EXPONENT, Core
 from .pade import approximant, order_of, pade_scale_down, parts
-from .selection import PLAIN, pade_sizes, pade_table, select, table
+from .selection import PLAIN, SMALL, pade_sizes, pade_table, select, table
 from .taylor import COEFFICIENTS, width
 
 _select, width_of, _trusted_up_to = inner(select), inner(width), inner(trusted_up_to)
@@ -145,8 +145,10 @@ def _defect_bound(C, G, gram, eps, w, d):
             X[i, j] = Ch[i, j] + H[i, j]
     within = across = _frobenius(X)
     if gram:
-        mm(Ch, H, X)
-        across = _frobenius(X)
+        across = _frobenius(Ch) ** 2
+        if within * across > 1:
+            mm(Ch, H, X)
+            across = _frobenius(X)
     bound = DEFECT_FACTOR * 0.5 * eps * (1.0 + math.sqrt(within) * math.sqrt(across))
     return bound if bound <= MEANINGFUL else np.inf
 
@@ -180,14 +182,17 @@ def square(w, flat, sums):
 @inner
 def scale_down(norm, halvings, w, flat, orders, thetas, sums):
     """The powers of A/2ˢ that its polynomial needs from what `square` left; returns order and s."""
-    alpha = norm
-    ready = 2
-    if norm > thetas[PLAIN - 1]:
-        ready = 4
+    alpha, ready, size = norm, 2, 2.0**halvings
+    if norm > thetas[SMALL]:
+        ready = 3
         mm(w[2], w[1], w[3])
-        mm(w[2], w[2], w[4])
-        sharp = max(one_norm(w[3], sums) ** (1 / 3), one_norm(w[4], sums) ** (1 / 4))
-        alpha = min(norm, max(2.0**halvings * sharp, thetas[1]))
+        third = one_norm(w[3], sums) ** (1 / 3)
+        alpha = min(norm, size * max(math.sqrt(one_norm(w[2], sums)), third))
+        if alpha > thetas[PLAIN]:
+            ready = 4
+            mm(w[2], w[2], w[4])
+            alpha = min(alpha, size * max(third, one_norm(w[4], sums) ** (1 / 4)))
+        alpha = max(alpha, thetas[SMALL])
     order, squarings = _select(alpha, orders, thetas)
     k = width_of(order)
     for i in range(ready, k):

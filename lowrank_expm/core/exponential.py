@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from .._array import Array, adjoint, constant, diagonal, eps, largest, namespace, one_norm, repeat
 from . import taylor
 from .certificate import defect_bound
-from .selection import PLAIN, select, table
+from .selection import PLAIN, SMALL, select, table
 
 # Each doubling doubles the defect: after eight it is still far below one, where polishing squares.
 DOUBLINGS_PER_POLISH = 8
@@ -40,7 +40,8 @@ class Core(NamedTuple):
 def products(order: int, squarings: int, gram: bool, given: bool) -> int:
     """The number of m × m products of `skew_core`; there is nothing else of order m³.
 
-    `gram` tells whether there is a Gram matrix, and `given` whether W is another than J.
+    `gram` tells whether there is a Gram matrix, and `given` whether W is another than J. The
+    compiled twin does without the certificate's where the core is small.
     """
     polishes = -(-squarings // DOUBLINGS_PER_POLISH)
     around = gram + 2 * (gram and given)  # the certificate; tWG and φ₁ tW
@@ -189,9 +190,12 @@ def scale_down(A: Array, within: int | None = None) -> Scaled:
         return _scale_blindly(A, norm, orders[-1], thetas, within)
     alpha = largest(norm)
     halvings = max(math.frexp(alpha)[1] - SAFE_EXPONENT, 0)
-    powers = _powers(0.5**halvings * A if halvings else A, 2 if alpha <= thetas[PLAIN - 1] else 4)
-    if len(powers) == 4:
-        alpha = largest(_sharp(norm, powers, 2.0**halvings, thetas))
+    powers = _powers(0.5**halvings * A if halvings else A, 2)
+    for limit in thetas[SMALL], thetas[PLAIN]:
+        if alpha > limit:
+            powers = _powers(powers[0], len(powers) + 1, powers)
+            norm = _sharper(norm, powers, 2.0**halvings, thetas)
+            alpha = largest(norm)
     order, squarings = select(alpha, orders, thetas)
     powers = _powers(powers[0], taylor.width(order), powers)
     if squarings >= 0:
@@ -208,7 +212,7 @@ def _scale_blindly(
     safe = xp.where(norm > 1, norm, xp.ones_like(norm))
     size = xp.pow(2.0 * xp.ones_like(safe), xp.floor(xp.log2(safe)))
     powers = _powers(A / size[..., None, None], taylor.width(order))
-    alpha = constant(_sharp(norm, powers, size, thetas))
+    alpha = constant(_sharper(norm, powers[:4], size, thetas))
     s = xp.ceil(xp.log2(xp.where(alpha > thetas[-1], alpha / thetas[-1], xp.ones_like(alpha))))
     s = xp.where(xp.isfinite(alpha), s, xp.full_like(s, xp.inf))
     scaled = Scaled(powers, order, s, within)
@@ -230,17 +234,19 @@ def _multiplied(powers: list[Array], scale: Any) -> list[Array]:
     return [scale ** (i + 1) * power for i, power in enumerate(powers)]
 
 
-def _sharp(norm: Array, powers: list[Array], size: Any, thetas: tuple[float, ...]) -> Array:
-    """The size that decides about order and scaling, from the powers of A divided by `size`.
+def _sharper(norm: Array, powers: list[Array], size: Any, thetas: tuple[float, ...]) -> Array:
+    """The norm, or what the last two powers of A divided by `size` say where that is less.
 
-    ‖A³‖^⅓ and ‖A⁴‖^¼ see the eigenvalues, where the plain norm sees the basis: without them a
-    nearly parallel pair is scaled far too often (Al-Mohy and Higham 2009, doi:10.1137/09074721X).
-    They bound every power from the sixth on, so that the second order is the least they can choose.
+    ‖Aᵖ‖^(1/p) sees the eigenvalues, where the plain norm sees the basis: without it a nearly
+    parallel pair is scaled far too often (Al-Mohy and Higham 2009, doi:10.1137/09074721X). With
+    p − 1 and p it bounds every power from (p − 1)(p − 2) on: with the fourth from the sixth on, so
+    that the second order is the least it can choose.
     """
-    xp = namespace(norm)
-    sharp = xp.maximum(one_norm(powers[2]) ** (1 / 3), one_norm(powers[3]) ** (1 / 4)) * size
-    sharp = xp.maximum(sharp, xp.full_like(sharp, thetas[1]))
-    return xp.where(norm <= thetas[PLAIN - 1], norm, xp.minimum(norm, sharp))
+    xp, p = namespace(norm), len(powers)
+    roots = (one_norm(powers[i - 1]) ** (1 / i) for i in (p - 1, p))
+    sharp = xp.maximum(*roots) * size
+    sharp = xp.maximum(sharp, xp.full_like(sharp, thetas[SMALL]))
+    return xp.where(sharp < norm, sharp, norm)
 
 
 def _scaled_phi1(s: Scaled, G: Array | None, t: Array, W: Array | None, right: Array) -> Array:

@@ -32,8 +32,9 @@ THETAS_32 = (
     3.5509262147064953e0,
 )
 
-# Up to the third order no power beyond A³ is needed, so there the plain norm decides.
-PLAIN = 3
+# Where the third order is: up to it, no power beyond A³ is needed, and up to the second, where even
+# the norm of A² could not save a product, the plain norm decides.
+PLAIN, SMALL = 2, 1
 
 # Order and threshold of the Padé approximant; no degree above, so that an order tells which it is.
 PADE_64 = ((13,), (5.371920351148152,))
