@@ -138,6 +138,58 @@ def _solve_plain(
     return plain.update(U, V, Z, B, out)
 
 
+def solve_batch(
+    U: np.ndarray, V: np.ndarray, B: np.ndarray, t: Any, out: np.ndarray | None
+) -> np.ndarray | None:
+    """The same for a batch: each thread takes its elements from the first pass to the last.
+
+    It wakes once, and does not wait for others between the passes.
+    """
+    if type(t) not in (float, int) or not plain.is_plain_batch(U, V, B):
+        return None
+    if U.shape[-2] <= 2 * U.shape[-1] or out is B:
+        return None
+    if out is not None and not plain.is_plain_output(out, U, V, B):
+        return None
+    Y = np.empty_like(B) if out is None else out
+    n, m, k = U.shape[-2], 2 * U.shape[-1], B.shape[-1]
+    batch = plain.Batch(U, V, B, Y)
+    doubtful: list[int] = []
+
+    def work(first: int, last: int) -> None:
+        with np.errstate(all="ignore"):
+            if not _solve_elements(batch, t, first, last):
+                doubtful.append(first)
+
+    cost = n * m * (m + 2 * k) + 10 * m**3
+    with compiling("batch", U.dtype.char), quiet_blas(batch.count, m * m * max(m, k)):
+        share(batch.count, cost, work)
+    if doubtful:
+        return None
+    batch.done()
+    return Y
+
+
+def _solve_elements(batch: plain.Batch, t: float, first: int, last: int) -> bool:
+    """Write the results of some elements, if all are ordinary and can be trusted."""
+    from .core.compiled import skew_elements
+
+    G, T = batch.accumulate(first, last)
+    d = np.diagonal(G, 0, -2, -1).real
+    info = _limits(G.dtype.char)
+    ordinary = info.low < d.min() and d.max() < info.high and abs(t) < info.high
+    if not (ordinary and np.isfinite(T).all()):
+        return False
+    C, bound = skew_elements(G, t)
+    if not (bound <= certificate.trusted_up_to(d.shape[-1], info.unit)).all():
+        return False
+    Z = C @ T
+    if not np.abs(Z).max() < info.high:
+        return False
+    batch.update(first, last, Z)
+    return True
+
+
 class _Limits(NamedTuple):
     """Between which values squares are harmless, and the unit roundoff."""
 

@@ -76,10 +76,11 @@ def _refuse_to_record(c: Checked, out: Any) -> None:
 def value(c: Checked, method: str) -> Tensor:
     """exp(tS)B in the result's dtype, with a column axis."""
     if in_numpy(c.U, c.V, c.B, c.t):
-        from .skew import _multiply
+        from .skew import multiply_arrays
 
         U, V, B, t = _numpy(c)
-        return torch.from_numpy(_multiply(U, V, B, t, method, None, None)).to(c.dtype)
+        single = t.item() if t.ndim == 0 else t
+        return torch.from_numpy(multiply_arrays(U, V, B, single, method)).to(c.dtype)
     with without_autocast(c.U):
         a = cast(c)._replace(vector=False)
         return a.unfold(_portable.forward(a, method))

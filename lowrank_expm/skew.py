@@ -81,16 +81,29 @@ def skew_expm_multiply(
     array([0., 3., 5.])
     """
     _method(method)
-    if method == "auto":
-        Y = _linear.solve_plain(U, V, B, t, out)
-        if Y is not None:
-            return Y
+    Y = _shortly(U, V, B, t, method, out)
+    if Y is not None:
+        return Y
     if is_foreign(U, V, B, t):
         from ._portable import multiply
 
         return multiply(U, V, B, t, method, out)
     U, V = _inputs.factors(("U", U), ("V", V))
     return _multiply(U, V, B, t, method, out, None)
+
+
+def multiply_arrays(U: np.ndarray, V: np.ndarray, B: np.ndarray, t: Any, method: str) -> np.ndarray:
+    """The same for factors that were checked."""
+    Y = _shortly(U, V, B, t, method, None)
+    return _multiply(U, V, B, t, method, None, None) if Y is None else Y
+
+
+def _shortly(U: Any, V: Any, B: Any, t: Any, method: str, out: Any) -> np.ndarray | None:
+    """The result where a short way leads to it."""
+    if method != "auto":
+        return None
+    Y = _linear.solve_plain(U, V, B, t, out)
+    return _linear.solve_batch(U, V, B, t, out) if Y is None else Y
 
 
 def _method(method: str) -> None:

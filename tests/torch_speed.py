@@ -5,8 +5,8 @@
 
 Float32, 12 heads, d = 64, on the CPU: `skew_expm_multiply`, softmax attention
 (`scaled_dot_product_attention`), and QR followed by `torch.matrix_exp`, forward, and forward with
-backward. Times are medians of interleaved runs; memory is what one forward and backward adds to the
-resident size of a process of its own, at most (Linux).
+backward. Times are medians of interleaved runs, each after one that is not timed; memory is what
+one forward and backward adds to the resident size of a process of its own, at most (Linux).
 
 On a machine that does other things too, `--threads 1 --cpu` gives ratios that mean something.
 """
@@ -28,7 +28,7 @@ import torch
 from lowrank_expm import _threads, skew_expm_multiply
 
 HEADS, WIDTH = 12, 64
-PAUSE = 0.05  # seconds in which the threads of one library go to sleep before another is timed
+PAUSE = 0.0  # seconds in which the threads of one library go to sleep before another is timed
 Operation = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -77,6 +77,7 @@ def times(
     for i in range(repeats + 1):
         for name, operation in OPERATIONS.items():
             sleep(PAUSE)
+            run(operation, given)  # wakes its threads
             start = clock()
             run(operation, given)
             if i:

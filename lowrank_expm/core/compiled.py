@@ -365,14 +365,18 @@ def worst(chosen: np.ndarray) -> tuple[int, int]:
 
 def skew_core(G: np.ndarray, t: float) -> tuple[np.ndarray, float]:
     """One core and its certified defect (NaN or infinite where the general way must look)."""
-    C = np.empty((1, *G.shape), G.dtype)
-    real = G.real.dtype
-    chosen, bound = np.empty((1, 3), np.int64), np.empty(1, real)
-    ts = np.array([t], real)
-    G, m = G[None], C.shape[-1]
-    with quiet_blas(1, m**3):
-        skew_batch(0, 1, G, True, G, True, ts, *_schemes(m, real.char), C, chosen, bound)
-    return C[0], float(bound[0]) if chosen[0, 0] >= 0 else math.inf
+    with quiet_blas(1, len(G) ** 3):
+        C, bound = skew_elements(G[None], t)
+    return C[0], float(bound[0])
+
+
+def skew_elements(G: np.ndarray, t: float) -> tuple[np.ndarray, np.ndarray]:
+    """The same for a flat batch, on this thread."""
+    real, count, m = G.real.dtype, len(G), G.shape[-1]
+    C, ts = np.empty(G.shape, G.dtype), np.full(count, t, real)
+    chosen, bound = np.empty((count, 3), np.int64), np.full(count, np.inf, real)
+    skew_batch(0, count, G, True, G, True, ts, *_schemes(m, real.char), C, chosen, bound)
+    return C, bound
 
 
 def matrices(a: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
