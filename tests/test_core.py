@@ -12,6 +12,7 @@ import array_api_strict
 import mpmath
 import numpy as np
 import pytest
+import scipy.linalg
 
 from lowrank_expm import core
 from lowrank_expm.core import certificate, exponential, pade, selection, taylor
@@ -783,6 +784,43 @@ def test_certificate_without_a_gram_matrix_is_that_of_the_identity():
     assert certificate.defect_bound(C, None) == pytest.approx(certificate.defect_bound(C, given))
     # Never below a few roundings, whatever the core.
     assert certificate.defect_bound(np.zeros((2, 2)), None) == certificate.DEFECT_FACTOR * 2.0**-53
+
+
+@pytest.mark.parametrize("dtype", gen.DTYPES)
+def test_certificate_of_a_small_core_needs_no_product(dtype):
+    """There ‖Ĉ‖_F² is in place of ‖ĈĈᴴ‖_F: never less, and at most twice what that would give."""
+    rng = np.random.default_rng(18)
+    for size in (1e-3, 0.03, 0.3, 1.0, 3.0):
+        X = gen.normal(rng, (64, 16), dtype)
+        G = (np.conj(X.T) @ X) * size / 64
+        found = core.skew(G, real(dtype, 1.0))
+        d = np.sqrt(np.diagonal(G).real)
+        Ch = d[:, None] * found.C * d
+        inner, outer = (np.linalg.norm(a) for a in (Ch + np.conj(Ch.T), Ch @ np.conj(Ch.T)))
+        u = np.finfo(dtype).eps / 2
+        full = certificate.DEFECT_FACTOR * u * (1.0 + np.sqrt(inner * outer))
+        assert 0.999 * full <= found.bound <= 2.001 * full * certificate_slack(found)
+        assert certificate.defect_bound(found.C, G) == pytest.approx(float(found.bound), rel=0.5)
+
+
+def certificate_slack(found):
+    """How much larger the bound may be where a core is not polished."""
+    return 2.0 if found.squarings <= 1 else 1.0
+
+
+@pytest.mark.parametrize("twin", [skew_cores, generic_core], ids=["compiled", "array API"])
+@pytest.mark.parametrize("dtype", gen.DTYPES)
+def test_the_square_decides_where_the_norm_sees_only_many_columns(twin, dtype):
+    """‖A‖₁ is above the second threshold, ‖A²‖₁^½ and ‖A³‖₁^⅓ are below: order six is enough."""
+    W = skew_matrix(np.random.default_rng(19), 64, dtype)
+    theta = selection.table(float(np.finfo(dtype).eps))[1][1]
+    W = (1.5 * theta / np.abs(W).sum(axis=0).max() * W).astype(dtype)
+    found = twin(None, real(dtype, 1.0), W)
+    assert (found.order, found.squarings) == (6, 0)
+    wide = np.complex128 if np.iscomplexobj(W) else np.float64
+    exact = scipy.linalg.expm(W.astype(wide)) - np.eye(64)
+    u = np.finfo(dtype).eps / 2
+    assert np.linalg.norm(found.C - exact, 2) <= 20 * u
 
 
 # --- balancing -------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +11,13 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from lowrank_expm import LowRankSkew, LowRankUnitary, expm_multiply, skew_expm_multiply
+from lowrank_expm import (
+    LowRankSkew,
+    LowRankUnitary,
+    _linear,
+    expm_multiply,
+    skew_expm_multiply,
+)
 from lowrank_expm.passes import watching
 
 from . import generators as gen
@@ -449,3 +456,67 @@ def test_a_large_decay_is_computed_and_a_large_growth_refused():
         assert abs(Y[0] - float(2 * mpmath.exp(-700))) <= 2.0**-53 * 1e3
     with pytest.raises(ValueError, match="overflows; scale t, L or R down"):
         expm_multiply(one, one, one, 1000.0)
+
+
+# --- batches that go from the first pass to the last on each thread -------------------------------
+
+
+def batch_of(rng, dtype, batch=(7,), n=40, r=3, k=2):
+    return tuple(gen.normal(rng, (*batch, n, width), dtype) / n**0.5 for width in (r, r, k))
+
+
+@pytest.fixture
+def the_long_way(monkeypatch):
+    """`skew_expm_multiply` without its short ways."""
+
+    def run(*args, **kwargs):
+        with monkeypatch.context() as patch:
+            for name in "solve_plain", "solve_batch":
+                patch.setattr(_linear, name, lambda *_: None)
+            return skew_expm_multiply(*args, **kwargs)
+
+    return run
+
+
+@pytest.mark.parametrize("batch", [(1,), (2, 3), (40,)])
+@pytest.mark.parametrize("dtype", gen.DTYPES)
+def test_a_batch_has_the_same_bits_by_the_short_way(the_long_way, dtype, batch):
+    U, V, B = batch_of(np.random.default_rng(31), dtype, batch)
+    short = _linear.solve_batch(U, V, B, 0.7, None)
+    assert np.array_equal(short, the_long_way(U, V, B, 0.7))
+    out = np.full_like(B, np.nan)
+    assert skew_expm_multiply(U, V, B, 0.7, out=out) is out
+    assert np.array_equal(out, short)
+    assert skew_expm_multiply(U, V, B, 0.7, out=B) is B
+    assert np.array_equal(B, short)
+
+
+@pytest.mark.parametrize("dtype", gen.DTYPES)
+def test_one_doubtful_element_sends_the_batch_the_long_way(the_long_way, dtype):
+    rng = np.random.default_rng(32)
+    U, V, B = batch_of(rng, dtype)
+    V[3] = U[3] + 1e-5 * V[3]
+    U[3], V[3] = 1e3 * U[3], 1e3 * V[3]
+    assert _linear.solve_batch(U, V, B, 1.0, None) is None
+    out = np.empty_like(B)
+    skew_expm_multiply(U, V, B, 1.0, out=out)
+    assert np.array_equal(out, the_long_way(U, V, B, 1.0))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30, 1e-30])
+@pytest.mark.parametrize("which", range(3))
+def test_extreme_elements_of_a_batch(the_long_way, which, value):
+    arrays = batch_of(np.random.default_rng(33), "float32")
+    arrays[which][4] *= value
+    try:
+        expected = the_long_way(*arrays)
+    except ValueError as error:
+        with pytest.raises(ValueError, match=re.escape(str(error))):
+            skew_expm_multiply(*arrays)
+    else:
+        assert np.array_equal(skew_expm_multiply(*arrays), expected)
+
+
+@pytest.mark.parametrize("t", [np.float64(0.5), np.array(0.5), [0.5, 1.0], np.nan])
+def test_only_a_plain_number_goes_the_short_way(t):
+    assert _linear.solve_batch(*batch_of(np.random.default_rng(34), "float64"), t, None) is None

@@ -163,6 +163,9 @@ def test_every_product_of_a_call_is_quiet(monkeypatch):
         monkeypatch.setattr(module, "quiet_blas", seen)
     U, V, B = np.random.default_rng(0).standard_normal((3, 3, 200, 32)) / 10
     skew_expm_multiply(U, V, B)
+    assert products == [(3, 64**3)]
+    products.clear()
+    skew_expm_multiply(U, V, B, method="gram")
     assert products == [(3, 64**3), (3, 64**2 * 32)]
     derivatives.vjp(U, V, B)[1](B)
     assert products[2:] == [(3, 64**3), (3, 64**2 * 32), (3, 64**3), (3, 64**3)]
