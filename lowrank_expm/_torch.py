@@ -76,11 +76,11 @@ def _refuse_to_record(c: Checked, out: Any) -> None:
 def value(c: Checked, method: str) -> Tensor:
     """exp(tS)B in the result's dtype, with a column axis."""
     if in_numpy(c.U, c.V, c.B, c.t):
-        from .skew import multiply_arrays
+        from .skew import _multiply_arrays
 
         U, V, B, t = _numpy(c)
         single = t.item() if t.ndim == 0 else t
-        return torch.from_numpy(multiply_arrays(U, V, B, single, method)).to(c.dtype)
+        return torch.from_numpy(_multiply_arrays(U, V, B, single, method)).to(c.dtype)
     with without_autocast(c.U):
         a = cast(c)._replace(vector=False)
         return a.unfold(_portable.forward(a, method))
