@@ -92,7 +92,9 @@ def skew_expm_multiply(
     return _multiply(U, V, B, t, method, out, None)
 
 
-def _multiply_arrays(U: np.ndarray, V: np.ndarray, B: np.ndarray, t: Any, method: str) -> np.ndarray:
+def _multiply_arrays(
+    U: np.ndarray, V: np.ndarray, B: np.ndarray, t: Any, method: str
+) -> np.ndarray:
     """The same for factors that were checked."""
     Y = _shortly(U, V, B, t, method, None)
     return _multiply(U, V, B, t, method, None, None) if Y is None else Y
