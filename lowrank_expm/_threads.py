@@ -30,7 +30,7 @@ def threads() -> int:
     global _threads
     if _threads is None:
         given = os.environ.get("LOWRANK_EXPM_NUM_THREADS", "")
-        if given and not (given.isdigit() and int(given) > 0):
+        if given and not (given.isdecimal() and int(given) > 0):
             raise ValueError(
                 f"LOWRANK_EXPM_NUM_THREADS is {given!r}; set it to a positive integer or unset it"
             )
@@ -76,7 +76,7 @@ def alone() -> Iterator[None]:
 
 _blas_lock = threading.RLock()
 _blas_users = 0
-_blas_limits: Any = None
+_blas_before: list[int] = []
 
 
 @cache
@@ -88,16 +88,32 @@ def _thread_pools() -> Any:
     return ThreadpoolController().select(user_api="blas")
 
 
+def _limit_blas(limits: list[int] | None = None) -> list[int]:
+    """Set how many threads each BLAS library has (one, unless told); returns what it had.
+
+    Some versions of threadpoolctl let the first thread alone set limits, and ignore the others:
+    here any may, one after the other.
+    """
+    pools = _thread_pools().lib_controllers
+    before = [pool.num_threads for pool in pools]
+    for pool, limit in zip(pools, limits or [1] * len(pools), strict=False):
+        let_go = getattr(pool, "clear_controlling_thread", lambda force: None)
+        let_go(force=True)
+        pool.set_num_threads(limit)
+        let_go(force=True)
+    return before
+
+
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
     """Keep BLAS to one thread, as long as anybody is in here.
 
     Its threads beside ours are too many: each waits for the other's, spinning.
     """
-    global _blas_users, _blas_limits
+    global _blas_users, _blas_before
     with _blas_lock:
         if not _blas_users:
-            _blas_limits = _thread_pools().limit(limits=1)
+            _blas_before = _limit_blas()
         _blas_users += 1
     try:
         yield
@@ -105,7 +121,7 @@ def one_blas_thread() -> Iterator[None]:
         with _blas_lock:
             _blas_users = max(0, _blas_users - 1)
             if not _blas_users:
-                _blas_limits.restore_original_limits()
+                _limit_blas(_blas_before)
 
 
 def quiet_blas(count: int, cost: int) -> AbstractContextManager[None]:
@@ -179,7 +195,7 @@ def _start_anew() -> None:
     _forget_pool()
     if _blas_users:
         _blas_users = 0
-        _blas_limits.restore_original_limits()
+        _limit_blas(_blas_before)
     _after_fork()
 
 

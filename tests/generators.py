@@ -134,6 +134,19 @@ def duplicate_columns(rng: np.random.Generator, n: int, r: int, dtype: DTypeLike
     return U, V
 
 
+def repeated_pairs(rng: np.random.Generator, n: int, r: int, dtype: DTypeLike) -> Pair:
+    """One pair r times, with either sign: errors of all are the same, and add up."""
+    U, V = generic(rng, n, 1, dtype)
+    signs = rng.choice([-1, 1], r)
+    return (U * signs).astype(dtype), (V * signs).astype(dtype)
+
+
+def positive(rng: np.random.Generator, n: int, r: int, dtype: DTypeLike) -> Pair:
+    """Columns of positive numbers, which all point one way."""
+    U, V = rng.uniform(size=(2, n, r)) * max(n, 1) ** -0.25
+    return U.astype(dtype), V.astype(dtype)
+
+
 def scaled_columns(
     rng: np.random.Generator, n: int, r: int, dtype: DTypeLike, exponent: float | None = None
 ) -> Pair:
@@ -193,6 +206,8 @@ MAKERS: dict[str, Maker] = {
     "rank_deficient": rank_deficient,
     "zero_columns": zero_columns,
     "duplicate_columns": duplicate_columns,
+    "repeated_pairs": repeated_pairs,
+    "positive": positive,
     "scaled_columns": scaled_columns,
     "equal": equal,
     "one_zero": one_zero,
@@ -242,6 +257,13 @@ def _unaligned(a: Array) -> Array:
     return b
 
 
+def _swapped(a: Array) -> Array:
+    """Bytes in the other order; all arrays of a kind share one dtype object, as from one file."""
+    return a.astype(_OTHER_ORDER[a.dtype.char]) if a.dtype.char in _OTHER_ORDER else a
+
+
+_OTHER_ORDER = {char: np.dtype(char).newbyteorder() for char in "fdFD"}
+
 # Each returns the same numbers in another layout, but for "repeated".
 LAYOUTS: dict[str, Callable[[Array], Array]] = {
     "C": np.ascontiguousarray,
@@ -251,6 +273,7 @@ LAYOUTS: dict[str, Callable[[Array], Array]] = {
     "read-only": _read_only,
     "repeated": _repeated,
     "unaligned": _unaligned,
+    "swapped": _swapped,
 }
 
 seeds = st.integers(0, 2**32 - 1)

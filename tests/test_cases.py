@@ -778,7 +778,7 @@ def test_an_unknown_method_is_refused():
 @pytest.mark.parametrize("dtype", gen.DTYPES)
 @pytest.mark.parametrize("layout", sorted(gen.LAYOUTS))
 @pytest.mark.parametrize("argument", ["U", "V", "B", "all"])
-@pytest.mark.parametrize(("n", "method"), [(9, "gram"), (9, "qr"), (3, "direct")])
+@pytest.mark.parametrize(("n", "method"), [(9, "auto"), (9, "gram"), (9, "qr"), (3, "direct")])
 def test_layouts_are_accepted_and_inputs_untouched(argument, layout, dtype, n, method):
     """numba #4519, #5933, #4511: read-only, non-contiguous, negative strides, Fortran order."""
     inputs = dict(zip("UVB", generic(n, 2, 3, dtype), strict=True))

@@ -731,6 +731,35 @@ def test_the_certificate_of_a_core_without_a_polish_holds(dtype, angle):
             assert naive.defect_mp(F, found.C) <= found.bound
 
 
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+@pytest.mark.parametrize("kind", ["repeated_pairs", "positive", "duplicate_columns", "generic"])
+@pytest.mark.parametrize("r", [2, 8, 16, 32, 64])
+@pytest.mark.parametrize("twin", [skew_cores, generic_core], ids=["compiled", "array API"])
+def test_the_certificate_holds_where_many_columns_point_one_way(dtype, kind, r, twin):
+    """Errors of columns that are alike add up; in single precision, against double."""
+    rng = np.random.default_rng(r)
+    for turns in (0.05, 0.3, 0.55, 0.75, 0.9, 1.0, 4.0, 40.01):
+        U, V = gen.MAKERS[kind](rng, 2 * r + 40, r, dtype)
+        F = np.concatenate([U, V], axis=-1)
+        wide = F.astype(np.result_type(dtype, "float64"))
+        t = 2 * math.pi * turns / gen.theta(U, V)
+        found = twin((np.conj(wide.T) @ wide).astype(dtype), real(dtype, t), None)
+        R, C = np.linalg.qr(wide, mode="r"), found.C.astype(wide.dtype)
+        D = C + np.conj(C.T) + np.conj(C.T) @ (np.conj(wide.T) @ (wide @ C))
+        assert np.linalg.norm(R @ D @ np.conj(R.T), 2) <= found.bound
+
+
+def test_columns_that_point_anywhere_amplify_nothing():
+    """So that attention on inputs of twice as many rows as columns keeps its fast route."""
+    rng = np.random.default_rng(5)
+    for m, n in ((2, 4), (16, 48), (128, 256), (128, 1024)):
+        X = rng.standard_normal((n, m))
+        assert certificate.amplification(X.T @ X) == 1.0
+    copies = np.ones((3, 1)) @ X[:1]
+    assert certificate.amplification(copies.T @ copies) == pytest.approx((m / 2.0) ** 2)
+    assert certificate.amplification(np.zeros((4, 4))) == 1.0
+
+
 @pytest.mark.parametrize("dtype", gen.DTYPES)
 @pytest.mark.parametrize("kind", ["generic", "nearly_parallel", "parallel_at_random", "huge"])
 def test_certificate_lies_above_the_defect(dtype, kind):

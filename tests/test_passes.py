@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import subprocess
+import sys
+import textwrap
 from collections import Counter
 
 import numpy as np
 import pytest
 
 from lowrank_expm import LowRankSkew, expm_multiply, skew_expm_multiply
-from lowrank_expm.passes import Frame, watching
+from lowrank_expm.passes import Frame, numpy_passes, watching
 from lowrank_expm.passes.numpy_passes import (
     accumulate,
     block_rows,
@@ -326,6 +329,40 @@ def test_one_column_along_a_grid(batch, n, dtype):
     check_update(Frame((U, V)), Z, None, dtype, np.empty((19, *batch, n, 1), dtype))
     sliced = np.empty((19, *batch, n, 2), dtype)[..., ::2]
     check_update(Frame((U, V)), Z, B, dtype, sliced)
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+@pytest.mark.parametrize("dtype", ["float64", "complex64"])
+def test_a_long_grid_in_parts_has_the_same_bits(k, dtype, monkeypatch):
+    U, V, B = problem(n=41, k=k, dtype=dtype)
+    t = np.linspace(-3, 3, 50)
+    whole = skew_expm_multiply(U, V, B, t)
+    for columns in (16, 60):  # a part of one t would be summed as a single call is
+        monkeypatch.setattr(numpy_passes, "GRID_COLUMNS", columns)
+        assert np.array_equal(skew_expm_multiply(U, V, B, t), whole)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
+def test_a_long_grid_takes_memory_by_its_result():
+    program = """
+    import re
+    from pathlib import Path
+    import numpy as np
+    from lowrank_expm import skew_expm_multiply
+    def resident(what):
+        status = Path("/proc/self/status").read_text()
+        return 1024 * int(re.search(what + ":\\s+(\\d+) kB", status)[1])
+    U, V, b = np.random.default_rng(0).standard_normal((3, 250, 1))
+    skew_expm_multiply(U, V, b, np.linspace(0, 1, 10))
+    Path("/proc/self/clear_refs").write_text("5")  # the largest size so far counts no more
+    before = resident("VmRSS")
+    Y = skew_expm_multiply(U, V, b, np.linspace(0, 1, 40_000))
+    print((resident("VmHWM") - before) / Y.nbytes)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    # The cores and the panels of a part are little beside it; a panel of all would be as large.
+    assert float(done.stdout) < 1.5
 
 
 @pytest.mark.parametrize("skipped", [0, 1])

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+import threading
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from threadpoolctl import threadpool_limits
 
 from lowrank_expm import _linear, _threads, derivatives, skew_expm_multiply
 from lowrank_expm.core import compiled, compiled_derivative
+
+from . import generators as gen
 
 PROBLEM = """
 import os, sys, threading, time
@@ -135,6 +138,56 @@ def test_blas_keeps_to_one_thread_only_while_somebody_shares_it():
             assert set(blas_threads()) <= {1}
         assert set(blas_threads()) <= {1}
     assert blas_threads() == before
+
+
+def test_any_thread_may_be_the_last_to_share_blas():
+    """Some versions of threadpoolctl heed the first thread alone."""
+    before = blas_threads()
+    inside, left = threading.Event(), threading.Event()
+
+    def other():
+        with _threads.one_blas_thread():
+            inside.set()
+            left.wait()
+
+    thread = threading.Thread(target=other)
+    with _threads.one_blas_thread():
+        thread.start()
+        inside.wait()
+    assert set(blas_threads()) <= {1}
+    left.set()
+    thread.join()
+    assert blas_threads() == before
+
+
+def test_any_thread_may_be_the_first_to_share_blas():
+    before, stop = blas_threads(), threading.Event()
+    first = threading.Thread(target=lambda: (one_call(), stop.wait()))
+    first.start()  # and alive, as a server's threads are
+    with _threads.one_blas_thread():
+        assert set(blas_threads()) <= {1}
+    stop.set()
+    first.join()
+    assert blas_threads() == before
+
+
+def one_call():
+    """A call whose products BLAS would share between its threads."""
+    rng = np.random.default_rng(3)
+    U, V, B = (gen.normal(rng, (500, k), "complex128") / 500**0.5 for k in (33, 33, 17))
+    return skew_expm_multiply(U, V, B, 1.7)
+
+
+def test_the_bits_are_the_same_on_every_thread_of_the_caller():
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(one_call())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    expected = one_call()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 3
+    assert all(np.array_equal(Y, expected) for Y in found)
 
 
 @pytest.mark.parametrize(

@@ -10,31 +10,40 @@ from .._array import Array, adjoint, diagonal, eps, eye, frobenius, namespace
 # the bound in thousands of random cases. The compiled core doubles it where it does not polish.
 DEFECT_FACTOR = 4.5
 ERROR_FACTOR = 8.0
+# From which alignment of the columns on their number counts, see `amplification`.
+ALIGNED = 2.0
+# The least ‖Ĉ + Ĉᴴ‖ that counts after doublings, which round the core where it is not small.
+LEAST_TURN = 1 / 2
 # The bound up to which a Gram matrix is trusted, in units of √m u.
 TRUST = 64.0
 # A larger bound says nothing: it is of first order in the rounding.
 MEANINGFUL = 0.01
 
 
-def defect_bound(C: Array, G: Array | None, left: Any = 0.0) -> Array:
+def defect_bound(C: Array, G: Array | None, left: Any = 0.0, doubled: Any = False) -> Array:
     """Bound the defect ‖QᴴQ − I‖₂ of Q = I + F C Fᴴ with Gram matrix G (None: identity).
 
-    With columns scaled to unit length, an error of relative size u in G moves QᴴQ by Ĉᴴ ΔĜ Ĉ,
-    and rounding in the core by Ĉ Ĝ ΔĈ: both are below u (1 + ‖ĈĜĈᴴ‖^½ ‖Ĉ‖) up to a modest
-    factor. Q is unitary to first order, so that ĈĜĈᴴ = −(Ĉ + Ĉᴴ) costs no product. The 2-norms of
-    the positive semidefinite matrices are replaced by Frobenius norms, which need no iteration, and
-    ‖ĈĈᴴ‖_F by ‖Ĉ‖_F², which needs no product, where that makes the bound at most twice as large.
+    With columns scaled to unit length, an error of relative size u in G moves QᴴQ by F̂ĈᴴΔĜĈF̂ᴴ,
+    and rounding in the core by F̂ΔF̂ᴴ with ‖Δ‖ ≤ u ‖Ĉ‖ ‖ĜĈ‖: both are below
+    u (1 + ‖Ĝ‖^(3/2) ‖ĈĜĈᴴ‖^½ ‖Ĉ‖) up to a modest factor. Q is unitary to first order, so that
+    ĈĜĈᴴ = −(Ĉ + Ĉᴴ) costs no product. The 2-norms of the two positive semidefinite matrices are
+    replaced by Frobenius norms, which need no iteration, and ‖ĈĈᴴ‖_F by ‖Ĉ‖_F², which needs no
+    product, where that makes the bound at most twice as large; ‖Ĝ‖^(3/2) by `amplification`.
     `left` is what the last polish could not remove, where the defect before it was not small.
+    Where the core was doubled, Ĉ + Ĉᴴ does not count as less than at 0.7 radians from a whole turn:
+    directions in which F is singular keep rounding errors of the core that it hides.
     """
     xp = namespace(C)
     u = 0.5 * eps(C)
     if G is None:
         return _first_order(DEFECT_FACTOR * u * (1.0 + frobenius(C + adjoint(C))) + left)
-    Ch = _unit_columns(C, G)
+    Ch, more = _unit_columns(C, G), amplification(G)
     inner, outer = (frobenius(a) for a in _perturbed(Ch))
+    inner = xp.where(doubled & (inner < LEAST_TURN), xp.full_like(inner, LEAST_TURN), inner)
     most = frobenius(Ch) ** 2
-    outer = xp.where(inner * most <= 1.0, most, outer)
-    return _first_order(DEFECT_FACTOR * u * (1.0 + xp.sqrt(inner) * xp.sqrt(outer)) + left)
+    outer = xp.where(more * more * inner * most <= 1.0, most, outer)
+    size = 1.0 + more * xp.sqrt(inner) * xp.sqrt(outer)
+    return _first_order(DEFECT_FACTOR * u * size + left)
 
 
 def sharper_bound(C: Array, G: Array) -> Array:
@@ -45,7 +54,23 @@ def sharper_bound(C: Array, G: Array) -> Array:
     """
     xp = namespace(C)
     inner, outer = (xp.sqrt(xp.sqrt(frobenius(a @ a))) for a in _perturbed(_unit_columns(C, G)))
-    return _first_order(DEFECT_FACTOR * 0.5 * eps(C) * (1.0 + inner * outer))
+    return _first_order(DEFECT_FACTOR * 0.5 * eps(C) * (1.0 + amplification(G) * inner * outer))
+
+
+def amplification(G: Array) -> Array:
+    """By how much errors may grow between F̂ and F̂ᴴ, the columns of F scaled to unit length.
+
+    Independent errors do not, whatever Ĝ, but those of columns that are alike are alike, and then
+    they grow with ‖Ĝ‖, which many columns in one direction make large, in about the power 3/2.
+    maxⱼ ‖ĝⱼ‖² ≤ ‖Ĝ‖ is near ‖Ĝ‖ then, and near one for columns that point anywhere; power and
+    threshold make the bound hold for copies of a column, the worst case known.
+    """
+    xp = namespace(G)
+    d = xp.sqrt(diagonal(G))
+    unit = xp.where(d > 0, d, xp.ones_like(d))
+    cosines = xp.abs(G / unit[..., :, None] / unit[..., None, :])
+    aligned = xp.max(xp.sum(cosines * cosines, axis=-1), axis=-1) / ALIGNED
+    return xp.where(aligned > 1.0, aligned * aligned, xp.ones_like(aligned))
 
 
 def _unit_columns(C: Array, G: Array) -> Array:

@@ -17,7 +17,7 @@ import numpy as np
 from .._array import Array
 from .._numba import inner, jit
 from .._threads import quiet_blas, share
-from .certificate import DEFECT_FACTOR, MEANINGFUL, trusted_up_to
+from .certificate import ALIGNED, DEFECT_FACTOR, LEAST_TURN, MEANINGFUL, trusted_up_to
 from .compiled_loops import add_block, identity, mm, one_norm, scaled
 from .exponential import DOUBLINGS_PER_POLISH, SAFE_EXPONENT, Core
 from .pade import approximant, order_of, pade_scale_down, parts
@@ -28,7 +28,7 @@ _select, width_of, _trusted_up_to = inner(select), inner(width), inner(trusted_u
 _WORK = 10
 # By how much the bound of a core is raised that is not polished: of the half that a single doubling
 # makes larger, and of a Padé approximant, whose system is solved with errors of its own.
-UNPOLISHED = 2.0
+UNPOLISHED = 3.0
 # A polish leaves ¾E² of a defect E: it is repeated where that is not small beside u, so many times.
 POLISHES = 4
 
@@ -130,12 +130,14 @@ def _polished(C, G, gram, eps, w):
 
 
 @inner
-def _defect_bound(C, G, gram, eps, w, d):
+def _defect_bound(C, G, gram, doubled, eps, w, d):
     """The certified defect: see `certificate.defect_bound`; w and d are scratch."""
-    m = d.shape[0]
+    m, more = d.shape[0], 1.0
     Ch, H, X = w[0], w[1], w[2]
-    for i in range(m):
-        d[i] = math.sqrt(G[i, i].real) if gram else 1
+    if gram:
+        more = _amplification(G, d)
+    else:
+        d[:] = 1
     for i in range(m):
         for j in range(m):
             Ch[i, j] = d[i] * C[i, j] * d[j]
@@ -144,13 +146,31 @@ def _defect_bound(C, G, gram, eps, w, d):
         for j in range(m):
             X[i, j] = Ch[i, j] + H[i, j]
     within = across = _frobenius(X)
+    if doubled:
+        within = max(within, LEAST_TURN)
     if gram:
         across = _frobenius(Ch) ** 2
-        if within * across > 1:
+        if more * more * within * across > 1:
             mm(Ch, H, X)
             across = _frobenius(X)
-    bound = DEFECT_FACTOR * 0.5 * eps * (1.0 + math.sqrt(within) * math.sqrt(across))
+    bound = DEFECT_FACTOR * 0.5 * eps * (1.0 + more * math.sqrt(within) * math.sqrt(across))
     return bound if bound <= MEANINGFUL else np.inf
+
+
+@inner
+def _amplification(G, d):
+    """See `certificate.amplification`; d becomes the column lengths."""
+    m, most = d.shape[0], ALIGNED
+    for i in range(m):
+        d[i] = math.sqrt(G[i, i].real)
+    for i in range(m):
+        total = 0.0
+        for j in range(m):
+            if d[i] > 0 and d[j] > 0:
+                cosine = G[i, j] / d[i] / d[j]
+                total += cosine.real**2 + cosine.imag**2
+        most = max(most, total)
+    return (most / ALIGNED) ** 2
 
 
 @inner
@@ -291,8 +311,9 @@ def skew_batch(
 ):
     """Cores first..last of a batch; a grid of t runs over the batch of G again and again.
 
-    A single doubling of the polynomial is certified by what it doubles, too, and not polished
-    unless that is in doubt.
+    A core that was doubled is polished, and a Padé approximant where columns are alike. A single
+    doubling of the polynomial is certified by what it doubles, too, and only polished where that
+    is in doubt or columns are alike.
     """
     m = C.shape[1]
     w = np.zeros((_WORK, m, m), C.dtype)
@@ -312,17 +333,20 @@ def skew_batch(
         if squarings < 0:
             continue
         _times_w(w[slot], 0.5**squarings, t[e], gram, use_j, tW, Ce)
-        once, before, left = squarings == 1 and not chosen[e, 1], 0.0, 0.0
+        by_pade, before, left = chosen[e, 1] == 1, 0.0, 0.0
+        alike = gram and (squarings > 0 or by_pade) and _amplification(Gs, sums) > 1
+        once = squarings == 1 and not by_pade and not alike
         if once:
-            before = UNPOLISHED * _defect_bound(Ce, Gs, gram, eps, w[1:4], sums)
+            before = UNPOLISHED * _defect_bound(Ce, Gs, gram, False, eps, w[1:4], sums)
         for s in range(1, squarings + 1):
             double(Ce, Gs, gram, w[1], w[2])
-            if s % DOUBLINGS_PER_POLISH == 0 or (s == squarings and not once):
-                left = _polished(Ce, Gs, gram, eps, w[1:4])
-        if once and not before <= _trusted_up_to(m, 0.5 * eps):
+            if s % DOUBLINGS_PER_POLISH == 0 and s < squarings:
+                _polished(Ce, Gs, gram, eps, w[1:4])
+        doubtful = once and not before <= _trusted_up_to(m, 0.5 * eps)
+        if alike or doubtful or (squarings > 0 and not once):
             before, left = 0.0, _polished(Ce, Gs, gram, eps, w[1:4])
-        after = _defect_bound(Ce, Gs, gram, eps, w[1:4], sums) + left
-        if chosen[e, 1] and squarings == 0:
+        after = _defect_bound(Ce, Gs, gram, squarings > 0, eps, w[1:4], sums) + left
+        if by_pade and squarings == 0 and not alike:
             after *= UNPOLISHED
         bound[e] = max(before, after) if after <= MEANINGFUL else np.inf
         if use_j:

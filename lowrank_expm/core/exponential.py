@@ -108,7 +108,7 @@ def skew_core(
         A = right if G is None else right @ G
     scaled = scale_down(A, within)
     C, left = _double(_scaled_phi1(scaled, G, t, W, right), G, scaled)
-    bound = defect_bound(C, G, left)
+    bound = defect_bound(C, G, left, scaled.squarings > 0)
     if D is not None:
         C = D[..., :, None] * C * D[..., None, :]
     return Core(C, scaled.order, scaled.squarings, bound)

@@ -28,6 +28,8 @@ FEW_BLOCKS = 16
 # at a time.
 STAGE_BYTES = 1 << 23
 STREAM_BYTES = 1 << 25
+# A longer grid is updated in parts of so many columns: kernels hold a panel of all of them.
+GRID_COLUMNS = 4096
 
 # Long arrays start at one place of a page, and the same rows of all then meet in one cache set:
 # new ones with more bytes than this start elsewhere.
@@ -171,6 +173,11 @@ def _update(
     """The update with a grid axis in front of Z and out."""
     from . import kernels
 
+    step = max(1, GRID_COLUMNS // max(1, Z.shape[-1]))
+    if len(Z) > step:
+        for g in range(0, len(Z), step):
+            _update(frame, Z[g : g + step], B, dtype, out[g : g + step], batch)
+        return
     operands = [*frame.columns, *([] if B is None else [B])]
     if batch and (_must_split(batch, operands) or not _mergeable(out.shape[1:-2], out[0])):
         for i in range(batch[0]):

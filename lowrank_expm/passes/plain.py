@@ -55,6 +55,7 @@ def _are_alike(U: np.ndarray, V: np.ndarray, B: np.ndarray) -> bool:
         type(U) is type(V) is type(B) is np.ndarray
         and U.dtype is V.dtype is B.dtype
         and U.dtype.char in "dDfF"
+        and U.dtype.isnative
         and U.shape == V.shape
         and U.size * B.size > 0
         and all(a.flags.c_contiguous and a.flags.aligned for a in (U, V, B))
