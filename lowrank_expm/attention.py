@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import _foreign, _inputs
 from ._array import library, namespace
 from .skew import skew_expm_multiply
 
@@ -26,6 +27,7 @@ __all__ = [
 
 # What the library's own messages call the arguments here.
 _NAMES = {"U": "q", "V": "k", "B": "v", "t": "alpha"}
+_FLOATING = ("real floating", "complex floating")
 
 
 def orthogonal_attention(
@@ -47,6 +49,7 @@ def orthogonal_attention(
     mask : boolean array, (…, n), optional
         True where a token takes part. The others come back unchanged and influence none,
         whatever their rows hold, and the operator on the rest is what it would be without them.
+        It broadcasts like alpha: a mask (b, n) for q of shape (b, h, n, d) is ``mask[:, None]``.
 
     Returns
     -------
@@ -92,17 +95,42 @@ def _attend(
 ) -> Any:
     """Attention by any function like `skew_expm_multiply`."""
     _check_shapes(q, k, v)
-    factor = _factor(alpha, scale, q)
+    scale = _checked_scale(alpha, scale, q)
     keep = None if mask is None else _keep(mask, q, k, v)
     if keep is not None:
         q, k, given, v = _kept(keep, q), _kept(keep, k), v, _kept(keep, v)
-    if getattr(factor, "ndim", 0):
-        q, factor = factor[..., None, None] * q, 1.0
     try:
-        y = multiply(q, k, v, factor)
-    except ValueError as error:
-        raise ValueError(_renamed(str(error))) from None
+        y = _turned(multiply, q, k, v, alpha, scale)
+    except (ValueError, TypeError) as error:
+        if type(error) not in (ValueError, TypeError):  # a library's own
+            raise
+        raise type(error)(_renamed(str(error))) from None
     return y if keep is None else namespace(y, given).where(keep, y, given)
+
+
+def _turned(multiply: Callable[..., Any], q: Any, k: Any, v: Any, alpha: Any, scale: float) -> Any:
+    """The product; an array alpha counts in the precision to compute in, not in its own."""
+    if library(alpha) != library(q) or not hasattr(alpha, "shape"):
+        return multiply(q, k, v, alpha * scale)
+    xp, dtype, work = _precision(q, k, v, alpha)
+    factor = xp.astype(alpha, work) * scale
+    if not alpha.ndim:
+        return xp.astype(multiply(q, k, v, factor), dtype, copy=False)
+    wide = xp.result_type(q.dtype, work) if xp.isdtype(q.dtype, _FLOATING) else work
+    q = factor[..., None, None] * xp.astype(q, wide, copy=False)
+    return xp.astype(multiply(q, k, v, 1.0), dtype, copy=False)
+
+
+def _precision(q: Any, k: Any, v: Any, alpha: Any) -> tuple[Any, Any, Any]:
+    """The namespace, the result's dtype, and the real one to compute in."""
+    given = {"U": q, "V": k, "B": v}
+    if library(q):
+        xp, _ = _foreign.same_place(given, alpha)
+        dtype = _foreign.promoted(xp, q, k, v, alpha)
+        return xp, dtype, _foreign.working(xp, dtype)
+    arrays = [_inputs.array(name, a) for name, a in (given | {"t": alpha}).items()]
+    dtype = _inputs.floating(*arrays)
+    return namespace(arrays[0]), dtype, _inputs.real_part(dtype)
 
 
 def orthogonal_attention_packed(
@@ -153,8 +181,15 @@ def orthogonal_attention_packed(
     d = width // 3 if head_dim is None else head_dim
     if not 0 <= 2 * d <= width:
         raise ValueError(f"qkv has {width} columns, too few for head_dim = {d} twice")
-    q, k, v = qkv[..., :d], qkv[..., d : 2 * d], qkv[..., 2 * d :]
+    q, k, v = _split(qkv, d)
     return orthogonal_attention(q, k, v, alpha=alpha, scale=scale, mask=mask)
+
+
+def _split(qkv: Any, d: int) -> tuple[Any, Any, Any]:
+    """Views of the three parts; torch puts cotangents of a split together in one copy."""
+    if library(qkv) == "torch":
+        return qkv.split([d, d, qkv.shape[-1] - 2 * d], dim=-1)
+    return qkv[..., :d], qkv[..., d : 2 * d], qkv[..., 2 * d :]
 
 
 def _shape(name: str, a: Any) -> tuple[int, ...]:
@@ -190,8 +225,8 @@ def _broadcast(what: str, *batches: tuple[int, ...]) -> tuple[int, ...]:
         raise ValueError(f"the leading axes of {what} do not broadcast") from None
 
 
-def _factor(alpha: Any, scale: float | None, q: Any) -> Any:
-    """alpha·scale: a number or an array over the leading axes."""
+def _checked_scale(alpha: Any, scale: float | None, q: Any) -> Any:
+    """The scale, with alpha a number or an array over the leading axes."""
     scale = 1 / math.sqrt(max(1, q.shape[-1])) if scale is None else scale
     if not isinstance(scale, int | float) and getattr(scale, "shape", None) != ():
         raise TypeError(f"scale is a {type(scale).__name__}; pass a number")
@@ -205,15 +240,15 @@ def _factor(alpha: Any, scale: float | None, q: Any) -> Any:
     if not all(math.isfinite(x) for x in (alpha, scale) if isinstance(x, int | float)):
         raise ValueError(f"alpha is {alpha} and scale is {scale}; both must be finite")
     _broadcast(f"alpha of shape {shape} and q of shape {tuple(q.shape)}", shape, q.shape[:-2])
-    return alpha * scale
+    return scale
 
 
 def _keep(mask: Any, q: Any, k: Any, v: Any) -> Any:
     """The mask with a column axis."""
     dtype = str(getattr(mask, "dtype", type(mask).__name__))
-    if "bool" not in dtype:
+    if "bool" not in dtype or not hasattr(mask, "shape"):
         raise TypeError(
-            f"mask is of type {dtype}; it must be boolean, True where a token takes part"
+            f"mask is of type {dtype}; it must be a boolean array, True where a token takes part"
         )
     _same_library("mask", mask, q)
     shape, n = tuple(mask.shape), q.shape[-2]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from . import _portable
+from . import _foreign, _portable
 from ._array import adjoint, eye
 from ._foreign import Arguments
 from ._portable import scale_of
@@ -26,7 +26,6 @@ from .passes import Frame, portable_passes
 try:
     import torch
     from torch import distributed
-    from torch.autograd.function import once_differentiable
     from torch.nn import functional
 except ImportError as error:
     raise ImportError(
@@ -79,6 +78,8 @@ def orthogonal_attention(
     where its certificate is not to be trusted, or squares leave the range of the dtype, it is
     "qr", as in one process: the triangular factors of all processes are gathered and factored
     again (Benson et al. 2013, doi:10.1109/BigData.2013.6691583), with two small all-reduces.
+    Every process must call backward, also one whose rows do not enter its loss: the others wait
+    for it. There are no second derivatives.
 
     Examples
     --------
@@ -108,11 +109,11 @@ def _multiply(
 ) -> torch.Tensor:
     """exp(t(U Vᴴ − V Uᴴ)) B on rows that are split between processes."""
     batch = torch.broadcast_shapes(U.shape[:-2], V.shape[:-2], B.shape[:-2])
-    dtype = torch.promote_types(torch.promote_types(U.dtype, V.dtype), B.dtype)
-    if not (dtype.is_floating_point or dtype.is_complex):
-        dtype = torch.get_default_dtype()
+    xp, _ = _foreign.same_place({"U": U, "V": V, "B": B}, t)
+    dtype = _foreign.promoted(xp, U, V, B, t)
     work = torch.promote_types(dtype, torch.float32)
-    U, V, B = (a.to(work).expand(*batch, -1, -1) for a in (t * U, V, B))
+    U, V, B = (a.to(work).expand(*batch, -1, -1) for a in (U, V, B))
+    U = t * U
     if not (U.shape[-1] and math.prod(batch)):
         return B.to(dtype)
     return _Split.apply(U, V, B, group).to(dtype)
@@ -135,9 +136,12 @@ class _Split(torch.autograd.Function):
         return portable_passes.update(s.frame, s.C @ s.T, B)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, Ybar: torch.Tensor) -> Any:
         """The cotangents of this process's rows."""
+        if torch.is_grad_enabled():
+            raise NotImplementedError(
+                "a split sequence has no second derivatives; differentiate without create_graph"
+            )
         *factors, B = ctx.saved_tensors
         X = Frame(_scaled(factors, ctx.scales))
         linear = ctx.linear._replace(X=X, B=B)

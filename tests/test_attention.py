@@ -99,6 +99,29 @@ def test_a_number_does_not_promote_and_an_array_does():
     assert orthogonal_attention(q, k, v, alpha=np.full(2, 0.5)).dtype == np.float64
 
 
+@pytest.mark.parametrize("kind", ["float16", "float32", "int64"])
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_an_array_alpha_counts_in_the_precision_of_the_result(shape, kind):
+    q, k, v = tokens(3, 30, 8)
+    value = 2 if kind == "int64" else 0.5
+    expected = orthogonal_attention(q, k, v, alpha=value)
+    found = orthogonal_attention(q, k, v, alpha=np.full(shape, value, kind))
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, expected, rtol=0, atol=limit("float64", q, k, value))
+
+
+def test_an_array_alpha_does_not_round_half_precision():
+    """Products of q are formed in single precision, and may leave the range of the half one."""
+    q, k, v = tokens(3, 30, 8, dtype="float16")
+    for size in (1, 1000):
+        given = size * q, (k / size).astype("float16"), v
+        expected = orthogonal_attention(*given, alpha=100.0 / size)
+        found = orthogonal_attention(*given, alpha=np.full(3, 100.0 / size, "float16"))
+        assert found.dtype == np.float16
+        scale = np.linalg.norm(v, axis=-2).max()
+        assert np.abs(found - expected).max() <= gen.unit("float16") * scale
+
+
 def test_values_may_be_wider_and_batches_broadcast():
     (q,), (k,), (v,) = (
         tokens(*shape, seed=seed, count=1)
@@ -277,8 +300,9 @@ def test_arrays_of_two_libraries(name):
 @pytest.mark.parametrize(
     ("mask", "error", "message"),
     [
-        (np.ones(9), TypeError, "must be boolean"),
-        ([True] * 9, TypeError, "must be boolean"),
+        (np.ones(9), TypeError, "must be a boolean array"),
+        ([True] * 9, TypeError, "must be a boolean array"),
+        (True, TypeError, "must be a boolean array"),
         (np.ones((9, 9, 9), bool), ValueError, "do not broadcast"),
         (np.ones(8, bool), ValueError, "with n = 9 tokens"),
         (np.ones((), bool), ValueError, "with n = 9 tokens"),
@@ -287,6 +311,14 @@ def test_arrays_of_two_libraries(name):
 def test_mask_that_does_not_fit(mask, error, message):
     with pytest.raises(error, match=message):
         orthogonal_attention(*tokens(3, 9, 2), mask=mask)
+
+
+def test_errors_of_any_kind_name_the_arguments_of_attention():
+    q, k, v = tokens(3, 9, 2)
+    with pytest.raises(TypeError, match=f"k has dtype {np.dtype(np.longdouble)}"):
+        orthogonal_attention(q, k.astype(np.longdouble), v)
+    with pytest.raises(TypeError, match="q is a masked array"):
+        orthogonal_attention(np.ma.masked_array(q), k, v, alpha=np.ones(3))
 
 
 def test_what_is_no_array():

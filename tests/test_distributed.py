@@ -222,6 +222,31 @@ def test_dtypes_are_those_of_one_process(alone):
     assert split.orthogonal_attention(q.real, k.real, v).dtype == torch.complex64
 
 
+@pytest.mark.parametrize("alpha", [100.0, torch.tensor([50.0, 100.0])])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_multiplied_in_single(alone, dtype, alpha):
+    """1000 q alone is near the end of float16's range, and alpha q beyond it."""
+    q, k, v = torch.randn(3, 2, 30, 4, generator=torch.Generator().manual_seed(0))
+    q, k, v = (1000 * q).to(dtype), (k / 1e5).to(dtype), v.to(dtype)
+    if isinstance(alpha, torch.Tensor):
+        alpha = alpha.to(dtype)
+    found = split.orthogonal_attention(q, k, v, alpha=alpha)
+    expected = orthogonal_attention(q.double(), k.double(), v.double(), alpha=alpha)
+    assert found.dtype == dtype
+    unit = torch.finfo(dtype).eps / 2
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=unit * float(v.norm()))
+    one = orthogonal_attention(q, k, v, alpha=alpha)
+    torch.testing.assert_close(one.double(), expected, rtol=0, atol=unit * float(v.norm()))
+
+
+def test_a_second_derivative_is_refused(alone):
+    q, k, v = torch.randn(3, 9, 2, dtype=torch.float64)
+    q.requires_grad_()
+    y = split.orthogonal_attention(q, k, v)
+    with pytest.raises(NotImplementedError, match="no second derivatives"):
+        torch.autograd.grad(y.sum(), q, create_graph=True)
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's, where graphs end
 def test_compiled_blocks_communicate_outside_of_the_graph(alone):
     block = nn.OrthogonalTransformerBlock(12, 3, process_group=alone)

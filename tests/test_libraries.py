@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from lowrank_expm import LowRankSkew, _array, derivatives, expm_multiply, skew_expm_multiply
+from lowrank_expm.attention import orthogonal_attention
 
 from . import generators as gen
 from . import naive
@@ -422,3 +423,15 @@ def test_operators_can_be_copied_and_pickled(library, needs):
 def test_the_page_on_libraries_has_the_declared_table():
     page = Path(__file__).parent.parent / "docs" / "guide" / "libraries.md"
     assert table() in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_an_alpha_in_less_precision_costs_none(library, shape):
+    q, k, v = gen.normal(np.random.default_rng(4), (3, 3, 30, 4), "float64")
+    given = [library.asarray(a) for a in (q, k, v)]
+    expected = library.numpy(orthogonal_attention(*given, alpha=0.5))
+    alpha = library.asarray(np.full(shape, 0.5, "float32"))
+    alpha = alpha.rechunk(-1) if hasattr(alpha, "rechunk") else alpha
+    found = orthogonal_attention(*given, alpha=alpha)
+    assert library.numpy(found).dtype == np.float64
+    assert np.abs(library.numpy(found) - expected).max() <= 200 * gen.unit("float64")
