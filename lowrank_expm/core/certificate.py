@@ -7,7 +7,7 @@ from typing import Any
 from .._array import Array, adjoint, diagonal, eps, eye, frobenius, namespace
 
 # Rounding constants, see `defect_bound` and `error_bound`: the first leaves a factor of 1.7 below
-# the bound in thousands of random cases. The compiled core doubles it where it does not polish.
+# the bound in thousands of random cases. The compiled core triples it where it does not polish.
 DEFECT_FACTOR = 4.5
 ERROR_FACTOR = 8.0
 # From which alignment of the columns on their number counts, see `amplification`.
