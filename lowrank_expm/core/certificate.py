@@ -7,11 +7,11 @@ from typing import Any
 from .._array import Array, adjoint, diagonal, eps, eye, frobenius, namespace
 
 # Rounding constants, see `defect_bound` and `error_bound`: the first leaves a factor of 1.7 below
-# the bound in thousands of random cases. The compiled core triples it where it does not polish.
+# the bound in thousands of random cases. The compiled core raises it where it does not polish.
 DEFECT_FACTOR = 4.5
 ERROR_FACTOR = 8.0
-# From which alignment of the columns on their number counts, see `amplification`.
-ALIGNED = 2.0
+# By how much columns that are alike, and how many columns at most, see `amplification`.
+ALIKE, MANY = 1 / 48, 18
 # The least ‖Ĉ + Ĉᴴ‖ that counts after doublings, which round the core where it is not small.
 LEAST_TURN = 1 / 2
 # The bound up to which a Gram matrix is trusted, in units of √m u.
@@ -62,15 +62,17 @@ def amplification(G: Array) -> Array:
 
     Independent errors do not, whatever Ĝ, but those of columns that are alike are alike, and then
     they grow with ‖Ĝ‖, which many columns in one direction make large, in about the power 3/2.
-    maxⱼ ‖ĝⱼ‖² ≤ ‖Ĝ‖ is near ‖Ĝ‖ then, and near one for columns that point anywhere; power and
-    threshold make the bound hold for copies of a column, the worst case known.
+    maxⱼ ‖ĝⱼ‖² ≤ ‖Ĝ‖ is near ‖Ĝ‖ then, and near one for columns that point anywhere. The rest is
+    measured, for copies of columns are the worst case known: its square, and a factor that grows
+    with the number of columns where these are few.
     """
     xp = namespace(G)
     d = xp.sqrt(diagonal(G))
     unit = xp.where(d > 0, d, xp.ones_like(d))
     cosines = xp.abs(G / unit[..., :, None] / unit[..., None, :])
-    aligned = xp.max(xp.sum(cosines * cosines, axis=-1), axis=-1) / ALIGNED
-    return xp.where(aligned > 1.0, aligned * aligned, xp.ones_like(aligned))
+    aligned = xp.max(xp.sum(cosines * cosines, axis=-1), axis=-1)
+    more = ALIKE * min(G.shape[-1], MANY) * aligned * aligned
+    return xp.where(more > 1.0, more, xp.ones_like(more))
 
 
 def _unit_columns(C: Array, G: Array) -> Array:

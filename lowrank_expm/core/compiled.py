@@ -17,7 +17,7 @@ import numpy as np
 from .._array import Array
 from .._numba import inner, jit
 from .._threads import quiet_blas, share
-from .certificate import ALIGNED, DEFECT_FACTOR, LEAST_TURN, MEANINGFUL, trusted_up_to
+from .certificate import ALIKE, DEFECT_FACTOR, LEAST_TURN, MANY, MEANINGFUL, trusted_up_to
 from .compiled_loops import add_block, identity, mm, one_norm, scaled
 from .exponential import DOUBLINGS_PER_POLISH, SAFE_EXPONENT, Core
 from .pade import approximant, order_of, pade_scale_down, parts
@@ -26,9 +26,9 @@ from .taylor import COEFFICIENTS, width
 
 _select, width_of, _trusted_up_to = inner(select), inner(width), inner(trusted_up_to)
 _WORK = 10
-# By how much the bound of a core is raised that is not polished: of the half that a single doubling
-# makes larger, and of a Padé approximant, whose system is solved with errors of its own.
-UNPOLISHED = 3.0
+# By how much the bound is raised of a Padé approximant that is not doubled, for the errors of its
+# system, and of the half that a single doubling makes larger and nothing polishes.
+UNPOLISHED, HALF = 2.0, 4.0
 # A polish leaves ¾E² of a defect E: it is repeated where that is not small beside u, so many times.
 POLISHES = 4
 
@@ -160,7 +160,7 @@ def _defect_bound(C, G, gram, doubled, eps, w, d):
 @inner
 def _amplification(G, d):
     """See `certificate.amplification`; d becomes the column lengths."""
-    m, most = d.shape[0], ALIGNED
+    m, most = d.shape[0], 1.0
     for i in range(m):
         d[i] = math.sqrt(G[i, i].real)
     for i in range(m):
@@ -170,7 +170,7 @@ def _amplification(G, d):
                 cosine = G[i, j] / d[i] / d[j]
                 total += cosine.real**2 + cosine.imag**2
         most = max(most, total)
-    return (most / ALIGNED) ** 2
+    return max(1.0, ALIKE * min(m, MANY) * most * most)
 
 
 @inner
@@ -311,9 +311,9 @@ def skew_batch(
 ):
     """Cores first..last of a batch; a grid of t runs over the batch of G again and again.
 
-    A core that was doubled is polished, and a Padé approximant where columns are alike. A single
-    doubling of the polynomial is certified by what it doubles, too, and only polished where that
-    is in doubt or columns are alike.
+    A core that was doubled is polished; where columns are alike, also a Padé approximant and a
+    polynomial of the highest order. A single doubling of the polynomial is certified by what it
+    doubles, too, and only polished where that is in doubt or columns are alike.
     """
     m = C.shape[1]
     w = np.zeros((_WORK, m, m), C.dtype)
@@ -334,10 +334,11 @@ def skew_batch(
             continue
         _times_w(w[slot], 0.5**squarings, t[e], gram, use_j, tW, Ce)
         by_pade, before, left = chosen[e, 1] == 1, 0.0, 0.0
-        alike = gram and (squarings > 0 or by_pade) and _amplification(Gs, sums) > 1
+        far = squarings > 0 or chosen[e, 2] >= orders[-1] or by_pade
+        alike = gram and far and _amplification(Gs, sums) > 1
         once = squarings == 1 and not by_pade and not alike
         if once:
-            before = UNPOLISHED * _defect_bound(Ce, Gs, gram, False, eps, w[1:4], sums)
+            before = HALF * _defect_bound(Ce, Gs, gram, False, eps, w[1:4], sums)
         for s in range(1, squarings + 1):
             double(Ce, Gs, gram, w[1], w[2])
             if s % DOUBLINGS_PER_POLISH == 0 and s < squarings:
@@ -346,7 +347,7 @@ def skew_batch(
         if alike or doubtful or (squarings > 0 and not once):
             before, left = 0.0, _polished(Ce, Gs, gram, eps, w[1:4])
         after = _defect_bound(Ce, Gs, gram, squarings > 0, eps, w[1:4], sums) + left
-        if by_pade and squarings == 0 and not alike:
+        if by_pade and squarings == 0:
             after *= UNPOLISHED
         bound[e] = max(before, after) if after <= MEANINGFUL else np.inf
         if use_j:
