@@ -407,6 +407,17 @@ def test_report_is_a_table():
     assert all("TOO LARGE" not in line for line in lines)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_report_calls_a_basis_singular_where_its_condition_says_no_more(dtype):
+    report = verify.check(*pair(dtype, kind="repeated_pairs"))
+    assert report.passed
+    assert report.basis_condition > 2 / np.finfo(dtype).eps
+    assert any(
+        line.split() == [*"condition of the basis [U V] singular".split()]
+        for line in str(report).splitlines()
+    )
+
+
 def test_measures_print_nothing(capsys):
     verify.check(*pair())
     verify.orthogonality_defect(np.eye(2))
