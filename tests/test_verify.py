@@ -413,7 +413,7 @@ def test_a_report_calls_a_basis_singular_where_its_condition_says_no_more(dtype)
     assert report.passed
     assert report.basis_condition > 2 / np.finfo(dtype).eps
     assert any(
-        line.split() == [*"condition of the basis [U V] singular".split()]
+        line.split() == [*["condition", "of", "the", "basis", "[U", "V]", "singular"]]
         for line in str(report).splitlines()
     )
 
