@@ -25,12 +25,29 @@ except ImportError as error:
         "lowrank_expm.nn needs PyTorch; install it with: pip install 'lowrank_expm[torch]'"
     ) from error
 
-__all__ = ["OrthogonalSelfAttention", "OrthogonalTransformerBlock", "parameter_groups"]
+__all__ = ["ALPHA", "OrthogonalSelfAttention", "OrthogonalTransformerBlock", "parameter_groups"]
 
 # The alpha of one layer; a stack of L divides it by √L.
 ALPHA = 0.03
 # How much faster alpha learns than the weights.
 ALPHA_RATE = 10.0
+
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+ACTIVATIONS: dict[str, Activation] = {"gelu": functional.gelu, "relu": functional.relu}
+
+
+class _Part(nn.Linear):
+    """A linear layer that starts as the module around it says, whoever resets it, and when."""
+
+    reset_around: Callable[[], None] | None = None
+
+    def reset_parameters(self) -> None:
+        """Reset what starts together, or, while it is made, as torch does."""
+        if self.reset_around is None:
+            super().reset_parameters()
+        else:
+            self.reset_around()
 
 
 class OrthogonalSelfAttention(nn.Module):
@@ -70,11 +87,16 @@ class OrthogonalSelfAttention(nn.Module):
     Raises
     ------
     ValueError
-        Where num_heads does not divide embed_dim.
+        Where num_heads does not divide embed_dim, or alpha is not finite.
+    TypeError
+        For sizes that are no integers; for a layer with a process_group that is pickled: save its
+        state_dict.
 
     Notes
     -----
     Starts from `attention.orthogonal_initialization`: close to an orthogonal map of the tokens.
+    Made on the meta device it starts when it is given memory: by `to_empty(device=…)`, and
+    `reset_parameters` of this module, or of all modules in any order.
     alpha and 1/√d multiply the rows of the projection that make q, so nothing of the sequence's
     length is multiplied or copied for them. bfloat16 and float16, under autocast too, keep the
     projections in their type and exponentiate in float32. Zhang and Martens (2026,
@@ -102,16 +124,17 @@ class OrthogonalSelfAttention(nn.Module):
         self,
         embed_dim: int,
         num_heads: int,
+        *,
         bias: bool = True,
         device: Any = None,
         dtype: Any = None,
-        *,
         alpha: float = ALPHA,
         learn_alpha: bool = True,
         process_group: Any = None,
     ) -> None:
         super().__init__()
-        if num_heads < 1 or embed_dim % num_heads:
+        _check_numbers(alpha, embed_dim=embed_dim, num_heads=num_heads)
+        if embed_dim % num_heads:
             raise ValueError(f"embed_dim is {embed_dim}; num_heads = {num_heads} must divide it")
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.head_dim = embed_dim // num_heads
@@ -120,7 +143,8 @@ class OrthogonalSelfAttention(nn.Module):
         self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim, **kind))
         bias_rows = nn.Parameter(torch.empty(3 * embed_dim, **kind)) if bias else None
         self.register_parameter("in_proj_bias", bias_rows)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **kind)
+        self.out_proj = _Part(embed_dim, embed_dim, bias=bias, **kind)
+        self.out_proj.reset_around = self.reset_parameters
         start = torch.empty(num_heads, **kind)
         if learn_alpha:
             self.alpha = nn.Parameter(start)
@@ -136,7 +160,7 @@ class OrthogonalSelfAttention(nn.Module):
         -------
         None
         """
-        if not _has_values(self.in_proj_weight):
+        if not _have_values(self.in_proj_weight, self.out_proj.weight):
             return
         weights = orthogonal_initialization(self.embed_dim, self.num_heads, rng=_generator())
         _fill(self.in_proj_weight, weights.in_proj_weight)
@@ -165,7 +189,7 @@ class OrthogonalSelfAttention(nn.Module):
         Raises
         ------
         TypeError
-            For a mask that is not boolean.
+            For a mask that is not a boolean tensor.
         """
         qkv = self._project(x)
         mask = None if key_padding_mask is None else _kept(key_padding_mask)
@@ -211,6 +235,15 @@ class OrthogonalSelfAttention(nn.Module):
         made.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return made
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: a process group cannot be, and without it the layer means another."""
+        if self.process_group is not None:
+            raise TypeError(
+                "a layer with a process_group cannot be pickled; save its state_dict(), or set "
+                "process_group to None first"
+            )
+        return super().__getstate__()
+
     def extra_repr(self) -> str:
         """What `print` shows.
 
@@ -230,7 +263,7 @@ class OrthogonalTransformerBlock(nn.Module):
         As in `OrthogonalSelfAttention`.
     dim_feedforward : int, optional
         Width of the MLP, an even number; 4·embed_dim by default.
-    activation : callable, optional
+    activation : callable, "gelu" or "relu", optional
         Of the MLP, torch's gelu by default.
     bias, device, dtype, alpha, learn_alpha, process_group
         As in `OrthogonalSelfAttention`.
@@ -268,17 +301,19 @@ class OrthogonalTransformerBlock(nn.Module):
         embed_dim: int,
         num_heads: int,
         dim_feedforward: int | None = None,
-        activation: Callable[[torch.Tensor], torch.Tensor] = functional.gelu,
+        *,
+        activation: Activation | str = "gelu",
         bias: bool = True,
         device: Any = None,
         dtype: Any = None,
-        *,
         alpha: float = ALPHA,
         learn_alpha: bool = True,
         process_group: Any = None,
     ) -> None:
         super().__init__()
+        _check_numbers(alpha, embed_dim=embed_dim, num_heads=num_heads)
         width = 4 * embed_dim if dim_feedforward is None else dim_feedforward
+        _check_numbers(alpha, dim_feedforward=width)
         if width % 2 or width < 2 * embed_dim:
             raise ValueError(
                 f"dim_feedforward is {width}; with embed_dim = {embed_dim} it must be an even "
@@ -287,9 +322,12 @@ class OrthogonalTransformerBlock(nn.Module):
         kind = {"bias": bias, "device": device, "dtype": dtype}
         own = {"alpha": alpha, "learn_alpha": learn_alpha, "process_group": process_group}
         self.attention = OrthogonalSelfAttention(embed_dim, num_heads, **own, **kind)
-        self.activation = activation
-        self.linear1 = nn.Linear(embed_dim, width, **kind)
-        self.linear2 = nn.Linear(width, embed_dim, **kind)
+        self.activation = _activation(activation)
+        self.linear1, self.linear2 = (
+            _Part(embed_dim, width, **kind),
+            _Part(width, embed_dim, **kind),
+        )
+        self.linear1.reset_around = self.linear2.reset_around = self._reset_mlp
         self._reset_mlp()
 
     def reset_parameters(self) -> None:
@@ -305,7 +343,7 @@ class OrthogonalTransformerBlock(nn.Module):
     @torch.no_grad()
     def _reset_mlp(self) -> None:
         """The MLP as an orthogonal map."""
-        if not _has_values(self.linear1.weight):
+        if not _have_values(self.linear1.weight, self.linear2.weight):
             return
         rng, (width, embed_dim) = _generator(), self.linear1.weight.shape
         W, _ = np.linalg.qr(rng.standard_normal((width // 2, embed_dim)))
@@ -369,17 +407,50 @@ def parameter_groups(
     [0.001, 0.01]
     """
     layers = [m for m in module.modules() if isinstance(m, OrthogonalSelfAttention)]
-    alphas = [m.alpha for m in layers if isinstance(m.alpha, nn.Parameter)]
-    chosen = {id(a) for a in alphas}
-    rest = [p for p in module.parameters() if id(p) not in chosen]
+    alphas = {id(p): p for layer in layers for p in _learned_alpha(layer)}
+    rest = [p for p in module.parameters() if id(p) not in alphas]
     groups: list[dict[str, Any]] = [{"params": rest, "lr": lr}]
     if alphas:
-        groups.append({"params": alphas, "lr": alpha_rate * lr, "weight_decay": 0.0})
+        groups.append({"params": list(alphas.values()), "lr": alpha_rate * lr, "weight_decay": 0.0})
     return groups
+
+
+def _learned_alpha(layer: OrthogonalSelfAttention) -> list[nn.Parameter]:
+    """The parameter alpha, or those from which a parametrisation makes it."""
+    named = layer.named_parameters()
+    return [p for name, p in named if name == "alpha" or name.startswith("parametrizations.alpha.")]
+
+
+def _check_numbers(alpha: float, **sizes: int) -> None:
+    """Refuse an alpha that is not finite, and sizes that are no positive integers."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int | np.integer):
+            raise TypeError(f"{name} is {size!r}; it must be an integer")
+        if size < 1:
+            raise ValueError(f"{name} is {size}; it must be positive")
+    if not math.isfinite(alpha):
+        raise ValueError(f"alpha is {alpha}; it must be finite")
+
+
+def _activation(given: Activation | str) -> Activation:
+    """A function, or that of a name."""
+    if isinstance(given, str) and given in ACTIVATIONS:
+        return ACTIVATIONS[given]
+    if not callable(given):
+        names = " or ".join(repr(name) for name in ACTIVATIONS)
+        raise TypeError(f"activation is {given!r}; pass a function of a tensor, {names}")
+    return given
 
 
 def _kept(key_padding_mask: torch.Tensor) -> torch.Tensor:
     """Which tokens take part, for all heads."""
+    if not isinstance(key_padding_mask, torch.Tensor):
+        kind = type(key_padding_mask)
+        raise TypeError(
+            f"key_padding_mask is a {kind.__module__}.{kind.__qualname__}; pass a boolean tensor"
+        )
+    if not key_padding_mask.ndim:
+        raise ValueError("key_padding_mask has no axis; it must be (…, n), True for padding")
     if key_padding_mask.dtype != torch.bool:
         raise TypeError(
             f"key_padding_mask is of type {key_padding_mask.dtype}; it must be boolean, True for "
@@ -395,9 +466,9 @@ def _full_precision(device_type: str) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def _has_values(parameter: torch.Tensor) -> bool:
-    """Whether a parameter has memory: not on the meta device, and no fake of a compiler."""
-    return not (parameter.is_meta or isinstance(parameter, torch._subclasses.FakeTensor))
+def _have_values(*parameters: torch.Tensor) -> bool:
+    """Whether all have memory: not on the meta device, and no fakes of a compiler."""
+    return not any(p.is_meta or isinstance(p, torch._subclasses.FakeTensor) for p in parameters)
 
 
 def _generator() -> np.random.Generator:
@@ -407,5 +478,12 @@ def _generator() -> np.random.Generator:
 
 
 def _fill(parameter: torch.Tensor, values: np.ndarray) -> None:
-    """Copy, onto the parameter's device and into its dtype."""
-    parameter.copy_(torch.from_numpy(np.ascontiguousarray(values)))
+    """Copy, onto the parameter's device or devices and into its dtype."""
+    given = torch.from_numpy(np.ascontiguousarray(values))
+    mesh = getattr(parameter, "device_mesh", None)
+    if mesh is not None:  # a DTensor, which a plain tensor cannot be copied to
+        from torch.distributed.tensor import distribute_tensor
+
+        given = given.to(parameter.dtype)
+        given = distribute_tensor(given, mesh, parameter.placements)  # type: ignore[attr-defined]
+    parameter.copy_(given)

@@ -2,7 +2,9 @@
 
 import copy
 import io
+import pickle
 
+import numpy as np
 import pytest
 
 from lowrank_expm import verify
@@ -187,6 +189,50 @@ def test_made_without_memory_and_filled_later(how):
     close(block(x).norm(), x.norm(), 1e-4 * float(x.norm()))
 
 
+def reset_all(block):
+    """Every module that can be, from the outside in."""
+    block.to_empty(device="cpu")
+    for module in block.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+
+
+def reset_all_inside_out(block):
+    block.to_empty(device="cpu")
+    block.apply(lambda module: getattr(module, "reset_parameters", lambda: None)())
+
+
+def filled_and_reset_one_by_one(block):
+    """Modules that own parameters are given memory and reset, each for itself."""
+    for module in block.modules():
+        if [*module.parameters(recurse=False)]:
+            module.to_empty(device="cpu", recurse=False)
+            module.reset_parameters()
+
+
+@pytest.mark.parametrize("how", [reset_all, reset_all_inside_out, filled_and_reset_one_by_one])
+def test_modules_may_be_reset_in_any_order(how):
+    torch.manual_seed(0)
+    block = nn.OrthogonalTransformerBlock(32, 4, device="meta", dtype=torch.float64)
+    with torch.no_grad():
+        how(block)
+    assert jacobian_condition(block, tokens(9, 32, dtype=torch.float64)) < 4
+    assert not block.linear1.bias.any()
+    assert not block.attention.out_proj.bias.any()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
+def test_a_copy_resets_itself(copied):
+    block = nn.OrthogonalTransformerBlock(12, 3)
+    before = [p.clone() for p in block.parameters()]
+    other = copied(block)
+    other.linear2.reset_parameters()
+    other.attention.out_proj.reset_parameters()
+    assert all(map(torch.equal, block.parameters(), before))
+    assert not torch.equal(other.linear1.weight, block.linear1.weight)
+    assert not torch.equal(other.attention.in_proj_weight, block.attention.in_proj_weight)
+
+
 def test_made_without_memory_takes_no_time_for_weights(monkeypatch):
     monkeypatch.setattr(nn, "orthogonal_initialization", None)
     monkeypatch.setattr(nn, "_generator", None)
@@ -302,7 +348,7 @@ def test_bfloat16_drifts_by_rounding_only():
 @pytest.mark.parametrize("width", [24, 48])
 def test_the_mlp_starts_as_an_orthogonal_map(activation, width):
     torch.manual_seed(0)
-    block = nn.OrthogonalTransformerBlock(12, 3, width, activation, dtype=torch.float64)
+    block = nn.OrthogonalTransformerBlock(12, 3, width, activation=activation, dtype=torch.float64)
     eye = torch.eye(12, dtype=torch.float64)
     Q = block.linear2(block.activation(block.linear1(eye)))
     close(Q @ Q.mT, eye, 1e-12)
@@ -382,6 +428,67 @@ def test_parameter_groups_hold_every_parameter_once():
 def test_parameter_groups_of_a_model_without_attention():
     (group,) = nn.parameter_groups(torch.nn.Linear(2, 2), 0.1)
     assert len(group["params"]) == 2
+
+
+def test_a_shared_alpha_and_a_parametrised_one_are_in_their_group_once():
+    first, second, third = (nn.OrthogonalSelfAttention(8, 2) for _ in range(3))
+    second.alpha = first.alpha
+    torch.nn.utils.parametrize.register_parametrization(third, "alpha", torch.nn.Tanh())
+    model = torch.nn.ModuleList([first, second, third])
+    rest, alphas = nn.parameter_groups(model, 0.1)
+    assert [id(p) for p in alphas["params"]] == [
+        id(first.alpha),
+        id(third.parametrizations.alpha.original),
+    ]
+    assert len(rest["params"]) + 2 == len([*model.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        ((12.0, 3), {}, TypeError, r"embed_dim is 12\.0; it must be an integer"),
+        ((12, "3"), {}, TypeError, "num_heads is '3'"),
+        ((12, 0), {}, ValueError, "num_heads is 0; it must be positive"),
+        ((12, 3, 24.0), {}, TypeError, "dim_feedforward is 24.0"),
+        ((12, 3), {"alpha": float("nan")}, ValueError, "alpha is nan; it must be finite"),
+        ((12, 3), {"activation": "tanh"}, TypeError, "activation is 'tanh'; .* 'gelu' or 'relu'"),
+        ((12, 3), {"activation": 0.1}, TypeError, r"activation is 0\.1"),
+    ],
+)
+def test_numbers_and_functions_that_do_not_fit(arguments, options, error, message):
+    with pytest.raises(error, match=message):
+        nn.OrthogonalTransformerBlock(*arguments, **options)
+
+
+def test_what_torch_has_in_other_places_is_passed_by_name():
+    """A third positional argument is dropout in torch's layer."""
+    with pytest.raises(TypeError, match="positional"):
+        nn.OrthogonalSelfAttention(16, 4, 0.0)
+    with pytest.raises(TypeError, match="positional"):
+        nn.OrthogonalTransformerBlock(16, 4, 32, 0.1)
+
+
+def test_activations_have_names():
+    block = nn.OrthogonalTransformerBlock(12, 3, activation="relu")
+    assert block.activation is torch.nn.functional.relu
+
+
+def test_a_layer_with_a_process_group_says_how_to_save_it():
+    layer = nn.OrthogonalSelfAttention(12, 3, process_group=object())
+    with pytest.raises(TypeError, match="state_dict"):
+        pickle.dumps(torch.nn.Sequential(layer))
+
+
+@pytest.mark.parametrize(
+    ("mask", "error", "message"),
+    [
+        (np.zeros((2, 9), bool), TypeError, "is a numpy.ndarray; pass a boolean tensor"),
+        (torch.tensor(True), ValueError, "has no axis"),
+    ],
+)
+def test_masks_that_are_no_boolean_tensors(mask, error, message):
+    with pytest.raises(error, match=message):
+        attention()(tokens(2, 9, 12), mask)
 
 
 def test_arguments_that_do_not_fit():
