@@ -161,3 +161,82 @@ def test_mnist_files_that_are_missing_or_damaged(tmp_path, capsys):
     for folder, message in ((tmp_path, "is cut off"), (tmp_path / "no", "has no file train-im")):
         assert command.main(["training", "--mnist", str(folder)]) == 2
         assert message in capsys.readouterr().err.replace("\n", " ")
+
+
+def spoil(path, how):
+    """A gzipped file made worse."""
+    raw = path.read_bytes()
+    path.write_bytes({"cut off": raw[:-20], "damaged": raw[:30] + b"?" * 9 + raw[39:]}[how])
+
+
+@pytest.mark.parametrize("how", ["cut off", "damaged"])
+def test_gzipped_files_that_are_damaged_are_named(how, tmp_path):
+    mnist_like(tmp_path, True)
+    spoil(tmp_path / "t10k-images-idx3-ubyte.gz", how)
+    with pytest.raises(OSError, match=r"t10k-images-idx3-ubyte\.gz is not a gzipped file, or is"):
+        data.mnist(tmp_path)
+
+
+def write(folder, name, a, shape=None):
+    """A file in the IDX format, which may claim another shape."""
+    head = bytes([0, 0, 8, a.ndim]) + np.array(shape or a.shape, ">i4").tobytes()
+    (folder / name).write_bytes(head + a.astype(np.uint8).tobytes())
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("train-images-idx3-ubyte", np.zeros((6, 28)), "must be .count, side, side."),
+        ("train-images-idx3-ubyte", np.zeros((6, 28, 27)), "must be .count, side, side."),
+        ("train-images-idx3-ubyte", np.zeros((6, 6, 6)), "a side of 7 or more"),
+        ("train-images-idx3-ubyte", np.zeros((6, 14, 14)), "must be of one size"),
+        ("train-labels-idx1-ubyte", np.zeros(5), r"ubyte \(5,\); they must be"),
+        ("t10k-labels-idx1-ubyte", np.full(6, 10), "t10k-labels-idx1-ubyte has a label 10"),
+    ],
+)
+def test_mnist_files_that_do_not_belong_together(name, values, message, tmp_path):
+    mnist_like(tmp_path, False)
+    write(tmp_path, name, values)
+    with pytest.raises(OSError, match=message):
+        data.mnist(tmp_path)
+
+
+def test_mnist_files_without_an_image_or_with_a_negative_number(tmp_path):
+    mnist_like(tmp_path, False)
+    write(tmp_path, "t10k-images-idx3-ubyte", np.zeros(2), (-1, -2))
+    with pytest.raises(OSError, match="t10k-images-idx3-ubyte is not an IDX file"):
+        data.mnist(tmp_path)
+    write(tmp_path, "t10k-images-idx3-ubyte", np.zeros((0, 28, 28)))
+    write(tmp_path, "t10k-labels-idx1-ubyte", np.zeros(0))
+    with pytest.raises(OSError, match=r"shape \(0, 28, 28\)"):
+        data.mnist(tmp_path)
+
+
+@pytest.mark.parametrize("option", ["--seeds", "--epochs", "--threads"])
+@pytest.mark.parametrize("value", ["0", "-3", "two"])
+def test_counts_that_are_not_positive(option, value, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        command.main(["rank", f"{option}={value}"])
+    assert stopped.value.code == 2
+    assert f"argument {option}: {value} is not a positive whole number" in capsys.readouterr().err
+
+
+def test_images_for_a_study_without_any(tmp_path, capsys):
+    assert command.main(["rank", "--mnist", str(tmp_path)]) == 2
+    assert "--mnist is for the studies alpha and training only" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_the_study(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(studies.STUDIES, "rank", None)
+    (tmp_path / "file").touch()
+    assert command.main(["rank", "--out", str(tmp_path / "file")]) == 2
+    assert "file" in capsys.readouterr().err
+
+
+def test_an_interrupted_study_ends_in_a_line(monkeypatch, tmp_path, capsys):
+    def interrupted(plan):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(studies.STUDIES, "rank", interrupted)
+    assert command.main(["rank", "--out", str(tmp_path)]) == 130
+    assert capsys.readouterr().err.strip().endswith("interrupted")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ Seeds are fixed: the same command on the same machine gives the same numbers, ex
 """
 
 
+USING_IMAGES = {"training", "alpha"}
+
+
 def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
     made = argparse.ArgumentParser(
@@ -43,14 +47,23 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("studies", nargs="*", metavar="STUDY", help="which ones; all by default")
     made.add_argument("--quick", action="store_true", help="smaller sizes, at most three epochs")
-    made.add_argument("--seeds", type=int, default=3, help="runs of each kind (default: 3)")
+    made.add_argument("--seeds", type=_count, default=3, help="runs of each kind (default: 3)")
     made.add_argument("--out", type=Path, default=Path("experiments"), help="folder for results")
-    made.add_argument("--threads", type=int, help="threads to compute on (default: all)")
-    made.add_argument("--epochs", type=int, default=20, help="passes over the images (default: 20)")
+    made.add_argument("--threads", type=_count, help="threads to compute on (default: all)")
+    made.add_argument(
+        "--epochs", type=_count, default=20, help="passes over the images (default: 20)"
+    )
     made.add_argument(
         "--mnist", type=Path, metavar="FOLDER", help="train on MNIST's four files in this folder"
     )
     return made
+
+
+def _count(text: str) -> int:
+    """A positive whole number."""
+    if not (text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive whole number")
+    return int(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,19 +81,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from .. import _threads
     from .studies import STUDIES
 
-    unknown = [name for name in options.studies if name not in STUDIES]
+    names = options.studies or list(STUDIES)
+    unknown = [name for name in names if name not in STUDIES]
     if unknown:
         return _complain(f"no study is called {unknown[0]}; there are {', '.join(STUDIES)}")
+    if options.mnist and not {*names} & USING_IMAGES:
+        return _complain(f"--mnist is for the studies {' and '.join(sorted(USING_IMAGES))} only")
     if options.threads:
         torch.set_num_threads(options.threads)
         _threads.set_threads(options.threads)
     with _threads._thread_pools().limit(limits=options.threads):
         try:
-            for name in options.studies or STUDIES:
+            _try_folder(options.out)
+            for name in names:
                 _run(STUDIES[name], name, options)
         except OSError as error:
             return _complain(str(error))
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130
     return 0
+
+
+def _try_folder(folder: Path) -> None:
+    """Raise OSError before a study, not after it, where its results could not be written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 def _run(study: Any, name: str, options: argparse.Namespace) -> None:

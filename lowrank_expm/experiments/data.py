@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,8 @@ import numpy as np
 import torch
 
 TEST_SHARE = 4
+PATCH = 7  # pixels a side that make a token of MNIST's images
+IMAGES, LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"
 BYTES = bytes([0, 0, 8])  # how an IDX file of unsigned bytes begins
 
 
@@ -42,9 +45,27 @@ def bundled() -> Digits:
 
 def mnist(folder: Path) -> Digits:
     """MNIST's four files as they are distributed, gzipped or not."""
-    images, test = (_idx(folder, f"{part}-images-idx3-ubyte") for part in ("train", "t10k"))
-    labels, test_labels = (_idx(folder, f"{part}-labels-idx1-ubyte") for part in ("train", "t10k"))
-    return _digits(images, labels, test, test_labels, 7)
+    (images, labels), (test, test_labels) = (_part(folder, part) for part in ("train", "t10k"))
+    if images.shape[1:] != test.shape[1:]:
+        raise OSError(
+            f"{folder} has training images of {images.shape[1:]} pixels and test images of "
+            f"{test.shape[1:]}; they must be of one size"
+        )
+    return _digits(images, labels, test, test_labels, PATCH)
+
+
+def _part(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of the training or the test set."""
+    images, labels = (_idx(folder, f"{part}-{kind}") for kind in (IMAGES, LABELS))
+    what = f"{folder}: {part}-{IMAGES} has shape {images.shape} and {part}-{LABELS} {labels.shape}"
+    square = images.ndim == 3 and images.shape[1] == images.shape[2] >= PATCH
+    if not (square and images.size and labels.shape == images.shape[:1]):
+        raise OSError(
+            f"{what}; they must be (count, side, side), with a side of {PATCH} or more, and (count,)"
+        )
+    if labels.max() > 9:
+        raise OSError(f"{folder}: {part}-{LABELS} has a label {labels.max()}; they must be 0 to 9")
+    return images, labels
 
 
 def _digits(
@@ -61,15 +82,23 @@ def _idx(folder: Path, name: str) -> np.ndarray:
     """One file in the IDX format of unsigned bytes."""
     for path in (folder / name, folder / f"{name}.gz", folder / name.replace("-idx", ".idx")):
         if path.exists():
-            raw = path.read_bytes()
-            return _unpacked(gzip.decompress(raw) if path.suffix == ".gz" else raw, path)
+            return _unpacked(_bytes(path), path)
     raise FileNotFoundError(f"{folder} has no file {name} or {name}.gz")
+
+
+def _bytes(path: Path) -> bytes:
+    """What is in a file, gzipped or not."""
+    raw = path.read_bytes()
+    try:
+        return gzip.decompress(raw) if path.suffix == ".gz" else raw
+    except (OSError, EOFError, zlib.error) as error:
+        raise OSError(f"{path} is not a gzipped file, or is damaged: {error}") from None
 
 
 def _unpacked(raw: bytes, path: Path) -> np.ndarray:
     """The array in a file: two zeros, the type, the number of axes, their lengths, the bytes."""
     axes = raw[3] if raw[:3] == BYTES else 0
     shape = np.frombuffer(raw[4 : 4 + 4 * axes].ljust(4 * axes, b"\0"), ">i4").tolist()
-    if not axes or len(raw) != 4 + 4 * axes + math.prod(shape):
+    if not axes or min(shape) < 0 or len(raw) != 4 + 4 * axes + math.prod(shape):
         raise OSError(f"{path} is not an IDX file of unsigned bytes, or is cut off")
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape)
