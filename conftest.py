@@ -12,6 +12,7 @@ NEEDS = {
         "tests/test_nn.py",
         "tests/test_distributed.py",
         "tests/test_experiments.py",
+        "tests/torch_step.py",
         "docs/guide/attention.md",
     ],
     "jax": ["lowrank_expm/core/differentiable.py"],

@@ -28,7 +28,7 @@ _select, width_of, _trusted_up_to = inner(select), inner(width), inner(trusted_u
 _WORK = 10
 # By how much the bound is raised of a Padé approximant that is not doubled, for the errors of its
 # system, and of the half that a single doubling makes larger and nothing polishes.
-UNPOLISHED, HALF = 2.0, 4.0
+UNPOLISHED, HALF = 2.25, 4.0
 # A polish leaves ¾E² of a defect E: it is repeated where that is not small beside u, so many times.
 POLISHES = 4
 
@@ -313,7 +313,7 @@ def skew_batch(
 
     A core that was doubled is polished; where columns are alike, also a Padé approximant and a
     polynomial of the highest order. A single doubling of the polynomial is certified by what it
-    doubles, too, and only polished where that is in doubt or columns are alike.
+    doubles, too, and only polished where that is in doubt, as is a Padé approximant by itself.
     """
     m = C.shape[1]
     w = np.zeros((_WORK, m, m), C.dtype)
@@ -343,12 +343,16 @@ def skew_batch(
             double(Ce, Gs, gram, w[1], w[2])
             if s % DOUBLINGS_PER_POLISH == 0 and s < squarings:
                 _polished(Ce, Gs, gram, eps, w[1:4])
-        doubtful = once and not before <= _trusted_up_to(m, 0.5 * eps)
+        alone = by_pade and squarings == 0
+        if alone:
+            before = UNPOLISHED * _defect_bound(Ce, Gs, gram, False, eps, w[1:4], sums)
+        doubtful = not before <= _trusted_up_to(m, 0.5 * eps)
         if alike or doubtful or (squarings > 0 and not once):
-            before, left = 0.0, _polished(Ce, Gs, gram, eps, w[1:4])
-        after = _defect_bound(Ce, Gs, gram, squarings > 0, eps, w[1:4], sums) + left
-        if by_pade and squarings == 0:
-            after *= UNPOLISHED
+            left, alone = _polished(Ce, Gs, gram, eps, w[1:4]), False
+            before = before if alike else 0.0
+        after = before
+        if not alone:
+            after = left + _defect_bound(Ce, Gs, gram, squarings > 0, eps, w[1:4], sums)
         bound[e] = max(before, after) if after <= MEANINGFUL else np.inf
         if use_j:
             scaled_back(scale, Ce)

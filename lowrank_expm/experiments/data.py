@@ -61,7 +61,7 @@ def _part(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
     square = images.ndim == 3 and images.shape[1] == images.shape[2] >= PATCH
     if not (square and images.size and labels.shape == images.shape[:1]):
         raise OSError(
-            f"{what}; they must be (count, side, side), with a side of {PATCH} or more, and (count,)"
+            f"{what}; they must be (count, side, side) and (count,), with a side of {PATCH} or more"
         )
     if labels.max() > 9:
         raise OSError(f"{folder}: {part}-{LABELS} has a label {labels.max()}; they must be 0 to 9")
