@@ -305,16 +305,39 @@ def _phi1(start, tables, w, flat, sums, chosen):
     return slot, squarings
 
 
+@inner
+def _finished(C, G, gram, squarings, by_pade, alike, eps, w, d):
+    """Double and polish C, in place; returns the certified defect. w and d are scratch.
+
+    What was doubled is polished, and what has columns that are alike and was no easy polynomial. A
+    single doubling of the polynomial is certified by what it doubles, too, and only polished where
+    that is in doubt, as is a Padé approximant by itself.
+    """
+    once, alone = squarings == 1 and not (by_pade or alike), squarings == 0 and by_pade
+    before, left = 0.0, 0.0
+    if once:
+        before = HALF * _defect_bound(C, G, gram, False, eps, w, d)
+    for s in range(1, squarings + 1):
+        double(C, G, gram, w[0], w[1])
+        if s % DOUBLINGS_PER_POLISH == 0 and s < squarings:
+            _polished(C, G, gram, eps, w)
+    if alone:
+        before = UNPOLISHED * _defect_bound(C, G, gram, False, eps, w, d)
+    doubtful = not before <= _trusted_up_to(d.shape[0], 0.5 * eps)
+    if alike or doubtful or (squarings > 0 and not once):
+        left, alone = _polished(C, G, gram, eps, w), False
+        before = before if alike else 0.0
+    after = before
+    if not alone:
+        after = left + _defect_bound(C, G, gram, squarings > 0, eps, w, d)
+    return max(before, after) if after <= MEANINGFUL else np.inf
+
+
 @jit
 def skew_batch(
     first, last, G, gram, W, use_j, t, eps, c, orders, thetas, theta, sizes, C, chosen, bound
 ):
-    """Cores first..last of a batch; a grid of t runs over the batch of G again and again.
-
-    A core that was doubled is polished; where columns are alike, also a Padé approximant and a
-    polynomial of the highest order. A single doubling of the polynomial is certified by what it
-    doubles, too, and only polished where that is in doubt, as is a Padé approximant by itself.
-    """
+    """Cores first..last of a batch; a grid of t runs over the batch of G again and again."""
     m = C.shape[1]
     w = np.zeros((_WORK, m, m), C.dtype)
     flat = w.reshape(_WORK, m * m)
@@ -333,27 +356,9 @@ def skew_batch(
         if squarings < 0:
             continue
         _times_w(w[slot], 0.5**squarings, t[e], gram, use_j, tW, Ce)
-        by_pade, before, left = chosen[e, 1] == 1, 0.0, 0.0
-        far = squarings > 0 or chosen[e, 2] >= orders[-1] or by_pade
+        far = squarings > 0 or chosen[e, 1] == 1 or chosen[e, 2] >= orders[-1]
         alike = gram and far and _amplification(Gs, sums) > 1
-        once = squarings == 1 and not by_pade and not alike
-        if once:
-            before = HALF * _defect_bound(Ce, Gs, gram, False, eps, w[1:4], sums)
-        for s in range(1, squarings + 1):
-            double(Ce, Gs, gram, w[1], w[2])
-            if s % DOUBLINGS_PER_POLISH == 0 and s < squarings:
-                _polished(Ce, Gs, gram, eps, w[1:4])
-        alone = by_pade and squarings == 0
-        if alone:
-            before = UNPOLISHED * _defect_bound(Ce, Gs, gram, False, eps, w[1:4], sums)
-        doubtful = not before <= _trusted_up_to(m, 0.5 * eps)
-        if alike or doubtful or (squarings > 0 and not once):
-            left, alone = _polished(Ce, Gs, gram, eps, w[1:4]), False
-            before = before if alike else 0.0
-        after = before
-        if not alone:
-            after = left + _defect_bound(Ce, Gs, gram, squarings > 0, eps, w[1:4], sums)
-        bound[e] = max(before, after) if after <= MEANINGFUL else np.inf
+        bound[e] = _finished(Ce, Gs, gram, squarings, chosen[e, 1], alike, eps, w[1:4], sums)
         if use_j:
             scaled_back(scale, Ce)
 
