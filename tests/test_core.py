@@ -732,13 +732,13 @@ def test_the_certificate_of_a_core_without_a_polish_holds(dtype, angle):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
-@pytest.mark.parametrize("kind", ["repeated_pairs", "positive", "duplicate_columns", "generic"])
-@pytest.mark.parametrize("r", [2, 8, 16, 32, 64])
+@pytest.mark.parametrize("kind", ["repeated_pairs", "positive", "generic"])
+@pytest.mark.parametrize("r", [2, 8, 32])
 @pytest.mark.parametrize("twin", [skew_cores, generic_core], ids=["compiled", "array API"])
 def test_the_certificate_holds_where_many_columns_point_one_way(dtype, kind, r, twin):
     """Errors of columns that are alike add up; in single precision, against double."""
     rng = np.random.default_rng(r)
-    for turns in (0.05, 0.3, 0.55, 0.75, 0.9, 1.0, 4.0, 40.01):
+    for turns in (0.05, 0.3, 0.55, 0.9, 1.0, 40.01):
         U, V = gen.MAKERS[kind](rng, 2 * r + 40, r, dtype)
         F = np.concatenate([U, V], axis=-1)
         wide = F.astype(np.result_type(dtype, "float64"))
