@@ -235,6 +235,12 @@ class OrthogonalSelfAttention(nn.Module):
         made.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return made
 
+    def __copy__(self) -> OrthogonalSelfAttention:
+        """A copy that shares everything."""
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        return made
+
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled: a process group cannot be, and without it the layer means another."""
         if self.process_group is not None:
@@ -417,8 +423,9 @@ def parameter_groups(
 
 def _learned_alpha(layer: OrthogonalSelfAttention) -> list[nn.Parameter]:
     """The parameter alpha, or those from which a parametrisation makes it."""
+    made_from = "parametrizations.alpha.original"
     named = layer.named_parameters()
-    return [p for name, p in named if name == "alpha" or name.startswith("parametrizations.alpha.")]
+    return [p for name, p in named if name == "alpha" or name.startswith(made_from)]
 
 
 def _check_numbers(alpha: float, **sizes: int) -> None:
@@ -428,15 +435,19 @@ def _check_numbers(alpha: float, **sizes: int) -> None:
             raise TypeError(f"{name} is {size!r}; it must be an integer")
         if size < 1:
             raise ValueError(f"{name} is {size}; it must be positive")
-    if not math.isfinite(alpha):
-        raise ValueError(f"alpha is {alpha}; it must be finite")
+    try:
+        finite = math.isfinite(float(alpha))
+    except (TypeError, ValueError, OverflowError):
+        finite = False
+    if not finite:
+        raise ValueError(f"alpha is {alpha!r}; it must be a finite number")
 
 
 def _activation(given: Activation | str) -> Activation:
     """A function, or that of a name."""
     if isinstance(given, str) and given in ACTIVATIONS:
         return ACTIVATIONS[given]
-    if not callable(given):
+    if not callable(given) or isinstance(given, type):
         names = " or ".join(repr(name) for name in ACTIVATIONS)
         raise TypeError(f"activation is {given!r}; pass a function of a tensor, {names}")
     return given

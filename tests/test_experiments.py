@@ -192,6 +192,7 @@ def write(folder, name, a, shape=None):
         ("train-images-idx3-ubyte", np.zeros((6, 14, 14)), "must be of one size"),
         ("train-labels-idx1-ubyte", np.zeros(5), r"ubyte \(5,\); they must be"),
         ("t10k-labels-idx1-ubyte", np.full(6, 10), "t10k-labels-idx1-ubyte has a label 10"),
+        ("train-images-idx3-ubyte", np.full((6, 28, 28), 7), "all pixels of train-images.* are 7"),
     ],
 )
 def test_mnist_files_that_do_not_belong_together(name, values, message, tmp_path):
@@ -224,6 +225,13 @@ def test_counts_that_are_not_positive(option, value, capsys):
 def test_images_for_a_study_without_any(tmp_path, capsys):
     assert command.main(["rank", "--mnist", str(tmp_path)]) == 2
     assert "--mnist is for the studies alpha and training only" in capsys.readouterr().err
+
+
+def test_files_are_looked_at_before_the_first_study(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(studies.STUDIES, "rank", None)
+    options = ["--mnist", str(tmp_path), "--out", str(tmp_path / "out")]
+    assert command.main(["rank", "training", *options]) == 2
+    assert "has no file train-images" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_written_is_found_before_the_study(monkeypatch, tmp_path, capsys):

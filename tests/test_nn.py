@@ -450,7 +450,10 @@ def test_a_shared_alpha_and_a_parametrised_one_are_in_their_group_once():
         ((12, "3"), {}, TypeError, "num_heads is '3'"),
         ((12, 0), {}, ValueError, "num_heads is 0; it must be positive"),
         ((12, 3, 24.0), {}, TypeError, "dim_feedforward is 24.0"),
-        ((12, 3), {"alpha": float("nan")}, ValueError, "alpha is nan; it must be finite"),
+        ((12, 3), {"alpha": float("nan")}, ValueError, "alpha is nan; it must be a finite number"),
+        ((12, 3), {"alpha": 10**400}, ValueError, "alpha is 1000"),
+        ((12, 3), {"alpha": "big"}, ValueError, "alpha is 'big'"),
+        ((12, 3), {"activation": torch.nn.SiLU}, TypeError, "activation is <class"),
         ((12, 3), {"activation": "tanh"}, TypeError, "activation is 'tanh'; .* 'gelu' or 'relu'"),
         ((12, 3), {"activation": 0.1}, TypeError, r"activation is 0\.1"),
     ],
@@ -477,6 +480,8 @@ def test_a_layer_with_a_process_group_says_how_to_save_it():
     layer = nn.OrthogonalSelfAttention(12, 3, process_group=object())
     with pytest.raises(TypeError, match="state_dict"):
         pickle.dumps(torch.nn.Sequential(layer))
+    assert copy.copy(layer).process_group is layer.process_group
+    assert copy.copy(layer).alpha is layer.alpha
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     del matplotlib, sklearn
     from .. import _threads
+    from .data import mnist
     from .studies import STUDIES
 
     names = options.studies or list(STUDIES)
@@ -93,6 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with _threads._thread_pools().limit(limits=options.threads):
         try:
             _try_folder(options.out)
+            if options.mnist:
+                mnist(options.mnist)
             for name in names:
                 _run(STUDIES[name], name, options)
         except OSError as error:

@@ -51,6 +51,8 @@ def mnist(folder: Path) -> Digits:
             f"{folder} has training images of {images.shape[1:]} pixels and test images of "
             f"{test.shape[1:]}; they must be of one size"
         )
+    if images.min() == images.max():
+        raise OSError(f"{folder}: all pixels of train-{IMAGES} are {images.max()}")
     return _digits(images, labels, test, test_labels, PATCH)
 
 
